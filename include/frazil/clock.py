@@ -1,5 +1,5 @@
-"""The wall clock, in milliseconds. Functions that make decisions get the time as an argument; only their callers read
-it.
+"""The wall clock, in milliseconds. Functions that make decisions take the time as an argument; only their callers read
+the clock.
 """
 
 from __future__ import annotations

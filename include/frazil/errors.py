@@ -4,7 +4,7 @@ FrazilError                  exit  restart?
 ├── WriterBusy                 9   no   another process on this host holds the stream's writer lock
 ├── SpecError                 10   no   a stream's YAML, or a reference in it, cannot be used
 ├── OffsetGap                 11   no   Kafka deleted records that were not yet read
-├── RolledBack                12   no   the table was rolled back to before the stream's marker
+├── RolledBack                12   no   the table was rolled back to a snapshot before the stream's marker
 ├── Fenced                    13   no   another writer of this stream took over
 │   └── BackfillAbandoned     30   no   an operator abandoned the backfill or replay that this run had begun
 ├── TopicRecreated            14   no   the topic's id differs from the id in the marker
@@ -43,7 +43,9 @@ class FrazilError(Exception):
     restartable: bool = False
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
-        """Set the exit code of an error, and whether a writer that raised it is restarted; inherited by default."""
+        """Set the exit code of an error class, and whether a writer that raised it is restarted. Both are inherited by
+        default.
+        """
         if exit_code is not None:
             cls.exit_code = exit_code
         if restartable is not None:
@@ -130,19 +132,22 @@ class EnvironmentUnusable(FrazilError): ...
 
 
 class UnsupportedVersion(EnvironmentUnusable, ImportError):
-    """Raised if a package has a version that frazil does not support."""
+    """Raised if the installed version of a package is not supported by frazil."""
 
 
 class MissingExtra(EnvironmentUnusable, ImportError):
-    """Raised if a package is missing. It is an ImportError for code that tries to import `frazil.airflow`."""
+    """Raised if a package of an extra is missing. It is an ImportError, so that code can try to import
+    `frazil.airflow`.
+    """
 
 
 def subtypes(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+    """Return an error class and all its subclasses."""
     return frozenset({of}).union(*(subtypes(each) for each in of.__subclasses__()))
 
 
 NO_RESTART = frozenset(each.exit_code for each in subtypes() if not each.restartable and each.exit_code > 1)
-"""Exit codes after which a restarted writer would fail in the same way. Does not include 1, a crash."""
+"""Exit codes after which a restarted writer would fail in the same way. Exit code 1, a crash, is not among them."""
 
 
 def error_text(error: Exception) -> str:

@@ -21,9 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PhaseBegan:
+    """The writer began a phase of its work."""
+
     phase: Phase
     key: BatchKey | None = None
-    """The batch on which the writer now works; None if it is still the same batch."""
+    """The batch on which the writer works from now on; None if it is still the same batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class RecordsSkipped:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommitted:
-    """A batch was committed. An empty commit has neither records nor dead letters, and drops none."""
+    """A batch was committed. An empty commit has no records, no dead letters and no dropped records."""
 
     key: BatchKey
     marker: Marker
@@ -70,7 +72,7 @@ class BatchCommitted:
 class ChangesMerged:
     """Spark tasks of a merge ran for the batch that is committed next.
 
-    A commit that conflicts may need several rounds of tasks.
+    If a commit conflicts, more tasks may run for the same batch.
     """
 
     tasks: int
@@ -84,10 +86,11 @@ class LagMeasured:
     lag: int
     """Number of records in Kafka, up to the last stable offset, that the table does not have yet."""
     unread: Mapping[TopicPartition, int]
-    """The lag of each topic-partition that has any."""
+    """The lag of each topic-partition whose lag is not 0."""
     freshness_ms: int
-    """Largest possible age of the oldest unread record; 0 without one. Time since the last commit, or since this writer
-    started, if the age is unknown.
+    """Largest possible age of the oldest unread record; 0 if no record is unread.
+
+    If the age is unknown, this is the time since the last commit, or since this writer started.
     """
     backpressure_ms: int
     """Time by which the last batch, or the current one so far, exceeds the commit interval; 0 if it does not."""
@@ -109,8 +112,8 @@ class FutureEventTimes:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleEvaluated:
-    """The growth of the table's metadata was evaluated. Emitted only while it is too fast, and once when it no longer
-    is.
+    """The growth of the table's metadata was evaluated. Emitted only while the growth is too fast, and once when it no
+    longer is.
     """
 
     reason: str | None
@@ -118,6 +121,7 @@ class ThrottleEvaluated:
     stretch: float
     """Factor by which the commit interval is longer than declared."""
     was_under_pressure: bool
+    """Whether the growth was too fast at the previous evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,20 +141,24 @@ class DistributionChosen:
 
 @dataclass(frozen=True, slots=True)
 class StallBegan:
+    """The writer stopped making progress."""
+
     stall: Stall
 
 
 @dataclass(frozen=True, slots=True)
 class StallEnded:
+    """The writer makes progress again."""
+
     kind: StallKind
     lasted_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeGiven:
-    """A notice for operators about a writer that otherwise runs well, for example that it uses slower code.
+    """A notice for operators about a healthy writer, for example that it uses slower code.
 
-    Emitted once, unless it replaces an earlier notice. It holds until the process ends.
+    Emitted once, unless it replaces an earlier notice. The notice applies until the process ends.
     """
 
     sentence: str
@@ -196,7 +204,10 @@ class TablesBehind:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecordsFolded:
+    """Old commit records were folded into one object."""
+
     records: int
+    """Number of commit records that were folded."""
 
 
 StreamEvent = (
@@ -221,6 +232,8 @@ StreamEvent = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
+    """One event of a stream, with its time."""
+
     stream: str
     at_ms: int
     """Time of the event in milliseconds since 1970, UTC."""
@@ -228,7 +241,7 @@ class Event:
 
 
 Sink = Callable[[Event], None]
-"""Receives every event; must ignore types that it does not know. It must return fast, because the stream waits for
+"""Receives every event. It must ignore types that it does not know, and return fast, because the stream waits for
 it.
 """
 
@@ -253,6 +266,7 @@ class Events:
             self._sinks.append(sink)
 
     def emit(self, what: StreamEvent) -> None:
+        """Call every sink with the event."""
         with self._one_at_a_time:
             event = Event(self.stream, self.clock_ms(), what)
             for number, sink in enumerate(self._sinks):
@@ -266,6 +280,6 @@ class Events:
             return
         self._logged_failures.add(failure)
         log.warning(
-            "stream %s: %r failed on the event %s; its next failures on such events are not logged: %r",
+            "stream %s: the event sink %r failed on %s; its next failures on events of this type are not logged: %r",
             self.stream, self._sinks[number], type(event.what).__name__, error,
         )  # fmt: skip

@@ -41,10 +41,10 @@ SUPPORTED = {
 
 
 def require(module: str, *, extra: str | None = None) -> None:
-    """Raise MissingExtra if the module of an extra is not installed, and UnsupportedVersion if its version is not
-    supported. Does not import the module.
+    """Raise MissingExtra if a module of an extra is not installed, and UnsupportedVersion if its version is not
+    supported.
 
-    `extra` is the extra that the error suggests, in case several extras install the module.
+    Does not import the module. `extra` is the extra that the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
         raise _missing_extra(module, extra)
@@ -53,13 +53,14 @@ def require(module: str, *, extra: str | None = None) -> None:
 
 
 def _require_supported(extra: str, package: str, product: str, minors: tuple[str, ...]) -> None:
+    """Raise UnsupportedVersion unless the installed package has one of the minor versions."""
     try:
         found = version(package)
     except PackageNotFoundError:  # a cluster's own Spark
         return
     if ".".join(found.split(".")[:2]) not in minors:
         raise UnsupportedVersion(
-            f"{product} {found} is installed, and frazil runs with {product} {' and '.join(minors)}. Install one of "
+            f"{product} {found} is installed, but frazil supports {product} {' and '.join(minors)}. Install one of "
             f"these: pip install 'frazil[{extra}]'.",
             name=package,
         )

@@ -18,7 +18,9 @@ import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 2**16
-"""Free bytes below which a disk counts as full, because a log or a record in a run folder may no longer fit."""
+"""Minimum free bytes of a disk. With less, it counts as full, because a log or a record in a run folder may no longer
+fit.
+"""
 
 
 def home() -> Path:
@@ -47,12 +49,12 @@ def full_disk(folder: Path) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents. Users outside of its group cannot write into it, whatever the umask."""
+    """Create a folder and its parents. Users outside its group cannot write into it, whatever the umask."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(mode=0o775, exist_ok=True)
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that checkouts share and that can be recreated. Does not create it."""
+    """Return the folder for files that can be recreated and that checkouts share. Does not create it."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "frazil"

@@ -1,4 +1,4 @@
-"""Detects that frazil's files were replaced since this process started.
+"""Detects whether frazil's files were replaced after this process started.
 
 A process that keeps running while its files are replaced may load new modules next to old ones. The resulting errors do
 not mean that a table, a catalog or Kafka has a problem.
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
 """Errors that occur when modules of different versions are loaded in one process."""
 Files = frozenset[tuple[str, int, int]]
-"""Path, size and modification time of each module."""
+"""Path, size and modification time (ns) of each module's file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,22 @@ _starts: list[ProcessStart] = []
 
 
 def remember(process: str) -> None:
-    """Store the current state of frazil's files. Called when a long-lived process starts."""
+    """Store the current state of frazil's files. Called when a long-lived process starts; `process` is its name in
+    messages.
+    """
     _starts[:] = [ProcessStart(process, _files(FOLDER))]
 
 
 def outdated(error: BaseException) -> str | None:
-    """Return the error with what to do, if replaced files may be its cause; None for any other error."""
+    """Return a sentence that advises a restart, if replaced files may be the cause of the error; None for any other
+    error.
+    """
     if not _starts or not isinstance(error, CODE_ERRORS) or _files(FOLDER) == _starts[0].files:
         return None
     process = _starts[0].process
     return (
-        f"frazil was changed under this {process} after its start, and only parts of it were loaded again: restart it. "
-        f"If it fails again, the change is not the cause: {type(error).__name__}: {' '.join(str(error).split())}"
+        f"frazil's files were replaced after this {process} started, and it loaded some of the new ones: restart it. "
+        f"If it fails again, the replacement is not the cause: {type(error).__name__}: {' '.join(str(error).split())}"
     )
 
 

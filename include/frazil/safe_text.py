@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-"""Maximum length of the text with which a user explains an action."""
+"""Maximum number of characters of the reason that a user gives for an action."""
 _LINES = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
@@ -34,4 +34,5 @@ def reason_problem(text: str) -> str | None:
 
 
 def _escape(character: str, *, lines: bool) -> str:
+    """Escape one character; tabs and line feeds only if `lines` is False."""
     return character if lines and character in _LINES else character.encode("unicode_escape").decode()

@@ -274,7 +274,7 @@ def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nev
     page = open_page(f"{PAGE}#/stream/orders", role="VIEWER")
     for at in ("#/stream/orders", "#/stream/payments", "#/table/shop.shipments"):
         view(page, at, VIEWS[at])
-        expect(page.get_by_text("Airflow does not permit you actions here")).to_be_visible()
+        expect(page.get_by_text("Airflow does not permit you to act here")).to_be_visible()
         expect(page.get_by_role("group", name="Actions")).to_have_count(0)
     url = page.url.split("index.html")[0]
     headers = {"X-Frazil": "page", "Content-Type": "application/json"}

@@ -100,7 +100,7 @@ def recorded(server: ApiServer, name: str) -> tuple[str | None, str | None, dict
 
 def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, world: TroubledWorld):
     guide = steps("A stream stopped")
-    reported(guide, "given up", "Writers", "What happened", "Resume")
+    reported(guide, "given up", "Writers", "Events", "Resume")
     page = open_page(PAGE, role="OP")
     begin(page, "payments")
     expect(page.locator("header .badge")).to_have_text("given up")
@@ -194,9 +194,9 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     dialog.get_by_label("Continue").select_option("earliest")
     expect(dialog.get_by_text(re.compile(r"It reads [\d,]+ offsets again that the table has"))).to_be_visible()
     dialog.get_by_label("Continue").select_option("timestamp")
-    wanting = dialog.get_by_text("That time: enter a time")
+    wanting = dialog.get_by_text("Timestamp: enter a time")
     expect(wanting).to_be_visible()
-    dialog.get_by_label("That time").fill("2099-01-01 00:00Z")
+    dialog.get_by_label("Timestamp").fill("2099-01-01 00:00Z")
     expect(wanting).to_have_count(0)
     dialog.get_by_label("Continue").select_option("latest")
     expect(dialog.get_by_text("It skips 600 offsets: their records never reach the table.")).to_be_visible()

@@ -90,7 +90,7 @@ def test_a_promise_has_a_line_unless_the_values_were_flat_below_it_and_is_said_i
 ) -> None:
     draw(page, *[usual_ms] * 30, say="duration", limit=300_000)
     expect(page.locator("line.limit")).to_have_count(lines)
-    expect(page.locator("h3")).to_have_text("It, 5 min promised")
+    expect(page.locator("h3")).to_have_text("It, limit 5 min")
 
 
 def test_nothing_but_zero_is_said_in_words(page: Page) -> None:

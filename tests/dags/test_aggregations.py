@@ -83,7 +83,7 @@ def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
     assert "broken" not in found["dags"]["frazil_daily_sales"]["tags"]
     problems = {
         "typo": "tagret",
-        "unfed": "feeds the table 'shop.returns'",
+        "unfed": "writes to the table 'shop.returns'",
         "Odd-Name": "the file's name is the aggregation's",
         "one": "another aggregation has the same target 'shop.both'; change one of them",
         "two": "another aggregation has the same target 'shop.both'; change one of them",

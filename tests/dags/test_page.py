@@ -498,7 +498,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
         "From (2020-01-02 00:00:01Z) is in the future",
     ),
     ("backfill", {"from-time": "2020-01-01T00:00:00Z", "to-time": "2031-01-01T00:00:00Z"}, None),
-    ("reset", {"to": "timestamp", "at": ""}, "That time: enter a time, such as"),
+    ("reset", {"to": "timestamp", "at": ""}, "Timestamp: enter a time, such as"),
     ("reset", {"to": "timestamp", "at": "2031-01-01 00:00Z"}, None),
     ("reset", {"to": "elsewhere"}, "Choose where to continue"),
     ("release", {"partition": "", "reason": "checked"}, "Window: enter a value"),
@@ -598,7 +598,7 @@ def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_o
     first.write_text(YAML.format(name="ticks", table="demo.ticks"))
     second.write_text(YAML.format(name="quotes", table="{identifier: demo.ticks, catalog: far}"))
     (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
-    assert "is in another catalog" in quotes.conflict + ticks.conflict
+    assert "is in a different catalog" in quotes.conflict + ticks.conflict
     assert quotes.broken == ticks.broken == ""
     second.write_text("name: quotes\n")
     (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
@@ -647,7 +647,7 @@ def test_an_action_that_meets_files_of_another_version_says_that_the_api_server_
         for what in ("plan", "action"):
             answer = ask("OP", f"api/{what}/pause/ticks", method="POST", headers=OURS, body={})
             assert answer["status"] == 500
-            assert answer["body"]["detail"].startswith("frazil was changed under this API server")
+            assert answer["body"]["detail"].startswith("frazil's files were replaced after this API server started")
     finally:
         airflow_process.call(in_airflow.meet_other_files, change=False)
 

@@ -218,7 +218,7 @@ def test_rows_wait_for_a_table_that_refuses_them(
 
     with monkeypatch.context() as patched:
         patched.setattr(catalog, "commit_table", refusing)
-        with pytest.raises(CommitUnavailable, match=r"3 rows wait for table test\.a: .*not yours"):
+        with pytest.raises(CommitUnavailable, match=r"table test\.a does not have 3 rows yet: .*not yours"):
             backfilled(stream)
     assert rows("test.of_c") == [(3, 3)]
     said = frazil("route", "events").stdout
@@ -289,7 +289,7 @@ def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare:
     declare(UPSERT + ROUTE)
     stream.produce([record(2, "a", 2)])
     stream.catch_up()
-    with pytest.raises(Exception, match=r"1 record for table test\.a landed in table test\.events"):
+    with pytest.raises(Exception, match=r"table test\.events already has 1 record for table test\.a"):
         backfilled(stream)
     assert rows("test.a") == [(2, 2)]
 

@@ -267,7 +267,7 @@ def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_user_sees_it
     source: Source, stream: DeclaredStream
 ) -> None:
     read = declared(stream, source, "a token of its own", source.topic)
-    why = "records of Kafka are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
+    why = "Kafka records are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
 
     def notices() -> tuple[str, ...]:
         heartbeat = Heartbeat.read(open_exchange(run_folder(read.name)))

@@ -204,7 +204,7 @@ def test_infer_reads_a_json_schema_and_its_stream_needs_no_registry(
     assert producer.flush(30) == 0
     proposed = inferred(stream, registry)
     assert "  count: long" in proposed
-    assert f"# The registry does not have these ids of the sample: {known + 1000}." in proposed
+    assert f"# The registry does not have these schema ids of the sample: {known + 1000}." in proposed
     file = stream.streams / f"{stream.name}.yaml"
     file.write_text(proposed.replace(f":{registry.port}/", ":1/"))
     stream.catch_up()

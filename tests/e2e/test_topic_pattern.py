@@ -52,7 +52,7 @@ class Topics:
 @pytest.fixture
 def topics(kafka: EmbeddedKafka, stream: Any, monkeypatch: pytest.MonkeyPatch) -> Topics:
     for module in (planner, writer):
-        monkeypatch.setattr(module, "DESCRIBE_S", 0.2)
+        monkeypatch.setattr(module, "DESCRIBE_INTERVAL_S", 0.2)
     return Topics(kafka, stream)
 
 

@@ -94,14 +94,14 @@ def test_the_table_has_the_newest_version_of_each_key(
     assert "last changes" in frazil("status", "events").stdout
     assert frazil("audit", "events", "--last", "1h").returncode == 3, "only --source compares rows"
     audited = frazil("audit", "events", "--source")
-    assert (audited.returncode, "each key is as Kafka's newest record has it" in audited.stdout) == (0, True)
+    assert (audited.returncode, "each key matches its newest record in Kafka" in audited.stdout) == (0, True)
     reset = frazil("reset", "events", "--to", "earliest", "--yes")
     assert "their changes are merged once more" in reset.stdout
     stream.catch_up()
     source.check()
     again = frazil("audit", "events", "--source")
     assert "committed more than once, as after a reset: changes and dead letters count each time" in again.stdout
-    assert f"{2 * source.sent} changes, and each key is as Kafka's newest record has it" in again.stdout
+    assert f"{2 * source.sent} changes, and each key matches its newest record in Kafka" in again.stdout
 
 
 def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
@@ -221,7 +221,7 @@ def test_the_audit_misses_a_dead_letter_that_somebody_deleted(stream: Any, frazi
     for options in ((), ("--source",), ("--last", "1h")):
         audited = frazil("audit", "events", *options)
         assert audited.returncode == 1, audited.stdout
-        assert "is missing 1 dead letter that commit records count" in audited.stdout
+        assert "is missing 1 dead letter that the commit records count" in audited.stdout
 
 
 def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -> None:
@@ -260,7 +260,7 @@ def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_fixed(
     frazil("reset", "events", "--to", "earliest", "--yes")
     left = frazil("dlq", "replay", "events", "--dry-run")
     assert "1 dead letter of stream events is left out: the stream's writer will read its record" in left.stderr
-    assert left.stdout == "Stream events: nothing to replay, for all dead letters are left out.\n"
+    assert left.stdout == "Stream events: nothing to replay, because all dead letters are left out.\n"
 
 
 def test_what_would_give_a_key_two_rows_is_refused(stream: Any, source: Source) -> None:

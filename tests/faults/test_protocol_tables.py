@@ -434,7 +434,7 @@ def _one_by_one(step: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
 def test_merges_routes_and_commits_at_once_keep_their_promises_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     Tables.steps, now = 0, Clock()
     for module in (swap, sweeping):
-        monkeypatch.setattr(module, "in_parallel", _one_by_one)
+        monkeypatch.setattr(module, "run_in_parallel", _one_by_one)
     monkeypatch.setattr(followers, "MAX_PARALLEL_COMMITS", 1)
     monkeypatch.setattr(routed_tables, "MAX_PARALLEL_COMMITS", 1)
     monkeypatch.setattr(followers, "RetryPolicy", partial(RetryPolicy, clock=now, wait=now.wait))

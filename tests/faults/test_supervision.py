@@ -363,7 +363,7 @@ def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_g
     state, said = health()
     assert state == "failed"
     assert "active: stream tripped has no writer, and its supervisor gave up: the writer ended" in said
-    assert "`frazil resume tripped --accept` writes its records until now as dead letters" in said
+    assert "`frazil resume tripped --accept` stores its records up to now as dead letters" in said
 
     tripped.command("resume", "--accept", "--reason", "the sensors were repaired")
     records.produce([*events(range(10, 110)), *(b"more nonsense %d" % n for n in range(30))])

@@ -131,7 +131,7 @@ def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[di
     chunk = Chunk.of_values([json.dumps(value).encode() for value in values])
     fields = transform._beside(transform._decode(chunk), chunk)
     parts: list[Decoded] = [
-        transform(chunk.piece(at, at + size)).moved(np.arange(at, min(at + size, len(values))))
+        transform(chunk.piece(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))
         for at in range(0, len(values), size)
     ]
     whole = transform(chunk)

@@ -178,7 +178,7 @@ def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_mo
     made = Made(spark, tmp_path, name, "day(at)", "sort-by: [id desc]")
     made.land(3, newest_us=BEGIN_US + DAY_US)
     (left,) = made.plan().left
-    assert left.reason == "it is still written, and 3 small files are fewer than 4"
+    assert left.reason == "it is still being written, and 3 small files are fewer than 4"
     (compaction,) = made.maintain(Action.COMPACTION)
     assert (compaction.ending, compaction.numbers["files-removed"]) == (Ending.DONE, 3)
     assert sorted(files_of(made.table).values()) == [1, 3]

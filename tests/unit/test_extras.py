@@ -24,9 +24,9 @@ AS_PYTHON = "import sys; sys.version_info = ({}, 'final', 0)\nimport frazil.cli"
 @pytest.mark.parametrize(
     ("module", "found", "sentence"),
     [
-        ("py4j", "4.2.1", r"Spark 4\.2\.1 is installed, and frazil runs with Spark 4\.0 and 4\.1\. .*frazil\[spark\]"),
+        ("py4j", "4.2.1", r"Spark 4\.2\.1 is installed, but frazil supports Spark 4\.0 and 4\.1\. .*frazil\[spark\]"),
         ("py4j", "3.5.8", r"Spark 3\.5\.8 is installed"),
-        ("airflow", "3.2.2", r"Airflow 3\.2\.2 is installed, and frazil runs with Airflow 3\.3\. .*frazil\[airflow\]"),
+        ("airflow", "3.2.2", r"Airflow 3\.2\.2 is installed, but frazil supports Airflow 3\.3\. .*frazil\[airflow\]"),
     ],
 )
 def test_a_version_that_is_not_supported_is_refused_with_what_to_install(

@@ -28,7 +28,7 @@ def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_
     assert installed.outdated(CODE) is None
     os.utime(package / "room" / "one.py", ns=(1, 1))  # an older one, as of a rollback
     said = str(installed.outdated(CODE))
-    assert said.startswith("frazil was changed under this API server")
+    assert said.startswith("frazil's files were replaced after this API server started")
     assert said.endswith(str(CODE)), "which may be a fault of a catalog"
     assert installed.outdated(OSError("no route to host")) is None
     installed.remember("API server")

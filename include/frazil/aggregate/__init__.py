@@ -1,3 +1,3 @@
-"""Runs aggregations, declared in YAML, in Spark for each complete day, and again if late rows reopen the day."""
+"""Runs declared daily aggregations in Spark: for each complete day, and again if late rows reopen the day."""
 
 from __future__ import annotations

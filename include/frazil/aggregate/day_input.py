@@ -1,4 +1,4 @@
-"""Chooses the source snapshot for a day's aggregation, and records it in the target. Without Spark."""
+"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Without Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from frazil.table.catalogs import catalog_errors
 log = logging.getLogger(__name__)
 
 NO_REVISIONS = "none"
-"""Value of `revisions` for a day that its signals do not cover completely: before the first signal, or still open."""
+"""Value of `revisions` for a day that its signals do not cover completely: it is still open, or began before the first
+signal.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,17 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
         chosen, revisions, why = named, encode_revisions(signals), "the snapshot that the day's signals name"
         if named not in branch:
-            chosen, why = current, f"the current snapshot, because {named} of the signals expired or was rolled back"
+            chosen, why = (
+                current,
+                f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back",
+            )
     log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
     return DayInput(chosen, branch[chosen], revisions)
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose. If its snapshot no longer exists, choose one of equal revisions.
+    """Return the input that an earlier task chose. If its snapshot no longer exists, choose another one with the same
+    revisions.
 
     Raises SpecError if that is impossible: the day's signals have changed, or a quality gate holds one of its windows.
     """
@@ -99,13 +105,13 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    """Return `DayInput.revisions` of these signals."""
+    """Return the revisions of these signals as text, in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str, str]:
-    """Return the entries of the target's snapshot summary about a run's input."""
+    """Return the properties that a run adds to the target's snapshot summary to describe its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -121,7 +127,7 @@ def newer_input(
 ) -> Mapping[str, str] | None:
     """Return the input summary of the target's newest run for the day; None unless its input is newer than `given`.
 
-    A state that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
+    An input that is no longer in the source's history, because the source was rolled back or recreated, is not newer.
     """
     keys = input_summary(spec, day, given)
     for snapshot in ancestors(target):
@@ -149,7 +155,9 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Include older snapshots that expiry keeps for signals."""
+    """Return the sequence numbers of the table's history by snapshot id, including older snapshots that expiry keeps
+    for signals.
+    """
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_kept(metadata)}
 
 

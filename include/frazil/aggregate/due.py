@@ -70,7 +70,7 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 
 def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
-    """Return whether the target shows a day with these signals' revisions, or with a newer state of the source."""
+    """Return whether the target has the day with these signals' revisions, or from a newer state of the source."""
     with catalog_errors(catalog.name):
         done = _load_aggregated_days(catalog, spec)
     return day in done.days and not decide_waiting(signals, done)
@@ -85,7 +85,7 @@ def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> Aggregated
 
 
 def decide_waiting(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
-    """Return the complete days whose newest revisions the target does not show. Pure."""
+    """Return the complete days whose newest revisions are not in the target. Pure."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)
@@ -107,7 +107,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
     """Return the days of one aggregation in a target's history.
 
-    Leaves out runs that read a state of the source that was rolled back since, or is of a dropped table.
+    Leaves out runs whose input has been rolled back since, or belonged to a source table that was dropped.
     """
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0

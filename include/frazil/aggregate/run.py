@@ -2,8 +2,9 @@
 
 The run's START, and its COMPLETE or FAIL, are reported to OpenLineage. Errors of these reports never stop the run.
 
-Two runs for the same day may overlap. So each write asserts that the day's partition is unchanged since the run read
-the target. If it has changed, the run reads the target again. So the partition shows the newest input of all runs.
+Two runs for the same day may overlap. Each write therefore asserts that the day's partition is unchanged since the run
+read the target. If it has changed, the run reads the target again. The partition thus shows the newest input of all
+runs.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
+"""Maximum number of attempts to write the day, if other runs write it at the same time."""
 _CONFLICTS = ("ValidationException", "CommitFailedException")
 """Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
 
@@ -103,7 +105,7 @@ class DayRun:
             return before
 
     def _written_totals(self, target: Table) -> Totals | None:
-        """Return what this run's snapshot added; None if the target already had a newer input."""
+        """Return the totals of this run's snapshot; None if the target already had a newer input."""
         own = input_summary(self.spec, self.day, self.given)
         of_day = ("frazil.aggregation", "frazil.day")
         of_input = ("frazil.input-snapshot-id", "frazil.input-revisions")
@@ -208,7 +210,7 @@ def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
 
 
 def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
-    """Return the result's schema as Iceberg's Spark runtime translates it; the catalog assigns new column ids."""
+    """Return the result's schema, converted by Iceberg's Spark runtime. The catalog assigns new column ids."""
     iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
     return Schema.model_validate_json(
         iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))

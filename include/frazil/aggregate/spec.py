@@ -106,7 +106,7 @@ def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
             "only lower-case letters, digits, '-' and '_'"
         )
     if "name" in declared:
-        raise SpecError(f"{path}: name: is not a key of an aggregation, which has the name of its file; remove it")
+        raise SpecError(f"{path}: name: is not allowed, because an aggregation is named after its file; remove it")
     try:
         return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
     except ValidationError as error:

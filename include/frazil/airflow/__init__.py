@@ -1,6 +1,6 @@
 """Operators, triggers and DAG factories: the only package of frazil that imports Airflow.
 
-Users import from here. A name is loaded on first use, so a DAG file loads only what it names.
+Users import from here. Names are loaded on first use, so a DAG file loads only the modules that it needs.
 """
 
 from __future__ import annotations

@@ -5,10 +5,11 @@ from __future__ import annotations
 from airflow.sdk import Asset
 
 AGAIN = "frazil.again."
+"""The prefix of the name of an asset that `again_asset` returns; the aggregation's name follows."""
 GROUP = "frazil"
-"""Airflow lists the assets of a group together."""
+"""The group of all of frazil's assets. Airflow lists the assets of a group together."""
 HEALTH = Asset("frazil.health", group=GROUP)
-"""The asset that receives an event when an alert fires or resolves. Its store keeps state for the next measurement."""
+"""The asset that receives an event when an alert fires or resolves. Its store keeps state between measurements."""
 
 
 def partition_asset(table: str) -> Asset:
@@ -17,10 +18,13 @@ def partition_asset(table: str) -> Asset:
 
 
 def again_asset(aggregation: str) -> Asset:
-    """Return the asset with an event for each day that an aggregation must run again; its partition key is the day."""
+    """Return the asset that receives one event for each day that an aggregation must run again.
+
+    The event's partition key is the day.
+    """
     return Asset(f"{AGAIN}{aggregation}", group=GROUP)
 
 
 def reopened_asset(table: str) -> Asset:
-    """Return the asset that receives one event for each further revision of a window that late rows reopened."""
+    """Return the asset that receives one event for each new revision of a window that late rows reopened."""
     return Asset(f"{table}.reopened", group=GROUP)

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
+"""Names of Airflow's components, by the type of their jobs in Airflow's database."""
 
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
-    """Return the components of this Airflow without a recent heartbeat at the time when `heartbeats` were read."""
+    """Return this Airflow's components that had no recent heartbeat at `at_ms`, when `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
     return silent(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
 

@@ -1,4 +1,4 @@
-"""Defines the ids of DAGs and tasks, and finds the stream or table of a task by these ids."""
+"""Defines the ids of DAGs and tasks, and determines from these ids which stream or table a task is about."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def partitions_dag_of(spec: StreamSpec) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    """Whether these are the task ids of a shared application's DAG."""
+    """Whether these task ids belong to the DAG of a shared application."""
     return any(one.startswith(STREAM_TASK) for one in task_ids)
 
 

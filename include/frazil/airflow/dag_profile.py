@@ -36,13 +36,14 @@ START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
 """Maximum number of stream tags, of table tags, and of owners. A DAG with more of a kind gets none of that kind."""
 MIN_INTERVAL = timedelta(minutes=1)
+"""Minimum interval between the runs of a DAG."""
 MAX_TAG_CHARACTERS = 100
 """Maximum number of characters that Airflow accepts in a tag."""
 
 OnFailure = Call | Sequence[Call]
 """One notifier or several."""
 MessageOf = Callable[[Any], Message | None]
-"""Returns the message of a task, given the task's Airflow context; None if there is nothing to report."""
+"""Returns the message about a task, given the task's Airflow context; None if there is nothing to report."""
 
 
 def dag_profile(  # noqa: PLR0913 - keywords, each with a default
@@ -106,9 +107,9 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def interval(variable: str, default: timedelta) -> timedelta:
-    """Return a DAG's interval from an environment variable such as `30m`.
+    """Return a DAG's interval from an environment variable with a value such as `30m`, or the default if it is not set.
 
-    Raises SpecError if its value is not a duration.
+    Raises SpecError if the value is not a duration, or too short.
     """
     text = os.environ.get(variable)
     if not text:
@@ -123,7 +124,7 @@ def interval(variable: str, default: timedelta) -> timedelta:
 
 
 def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
-    """Return the notifiers of a task that failed for good.
+    """Return the notifiers that are called when a task has failed after all retries.
 
     Each gets the task's context, with the message as `frazil`.
     """
@@ -131,7 +132,9 @@ def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = No
 
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    """Return the notifiers of a resolved alert. Each gets the task's context, with the message as `frazil`."""
+    """Return the notifiers that are called when alerts resolve. Each gets the task's context, with the message as
+    `frazil`.
+    """
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from(ON_RESOLVED_VARIABLE)]
 
 
@@ -153,9 +156,9 @@ def _notifiers_from(variable: str) -> list[Any]:
 
 
 def _load_callback(path: str, variable: str) -> Any:
-    """Import a function or a notifier, and instantiate a notifier class.
+    """Import a function or notifier. If it is a notifier class, return an instance.
 
-    Raises SpecError if the path cannot be imported.
+    Raises SpecError if it cannot be imported or called.
     """
     module, _, attribute = path.partition(":")
     how = "write module:name of a module that the DAG processor and the workers can import"

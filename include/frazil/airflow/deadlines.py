@@ -29,7 +29,7 @@ It is called with `sentence`. If it has a parameter `context`, this is Airflow's
 
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
-    """Return a deadline that reports a run as late if it has not ended `interval` after it was queued.
+    """Return a deadline that reports a run as late if it has not ended within `interval` after it was queued.
 
     `sentence` is the text of the report.
     """
@@ -49,7 +49,7 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
 
 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
-    """Return the message; `run` is a DAG run as in Airflow's REST API."""
+    """Return the message about a late run. `run` is the DAG run as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
     return late_run(
         dag_id=dag_id or "a frazil DAG",

@@ -1,6 +1,6 @@
 """Reads the declared streams of a folder for DAGs.
 
-For a broken file, the last valid declaration is used. It does not affect other files.
+If a file is broken, its last valid declaration is used. Other files are not affected.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class DeclaredStream:
     """The current or last valid declaration; None if the file has never been valid."""
     problem: str | None
     removed: bool = False
-    """Whether its file has been deleted. Running tasks end, and no new task starts."""
+    """Whether its file has been deleted. Running tasks then end, and no new task starts."""
     missing: bool = False
-    """Whether its file is missing, perhaps temporarily. No alert fires until the stream counts as removed."""
+    """Whether its file is missing, perhaps only temporarily. No alert fires until the stream counts as removed."""
     current: bool = False
     """Whether `spec` is the current content of its file. If so, `problem` is a conflict with another file."""
 
@@ -68,9 +68,9 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that feed a table, sorted by name.
 
-    A stream that feeds the table by its route is returned as a copy whose table is this one. A broken file counts with
-    its last valid declaration. Raises SpecError if no stream feeds the table, or if a file that has never been valid
-    names the table.
+    A stream that feeds the table by its route is returned as a copy whose table is this one. For a broken file, its
+    last valid declaration counts. Raises SpecError if no stream feeds the table, or if a file that has never been valid
+    contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = feeding((one.spec for one in found if one.spec is not None), table)
@@ -79,16 +79,16 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether every stream that fed a table was removed.
+    """Whether every stream that fed the table was removed.
 
-    False while a file that has never been valid names the table.
+    False as long as a file that has never been valid contains the table's name.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(seen_by(one.spec, table) if one.spec else table in _text(one.path) for one in found)
 
 
 def declared_stream(folder: Path, name: str) -> StreamSpec:
-    """Return a stream's last valid declaration. Raises SpecError if the stream has none or does not exist."""
+    """Return a stream's current or last valid declaration. Raises SpecError if there is none."""
     specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)
     return next((spec for spec in specs if spec is not None), None) or find_stream(folder, name)
 
@@ -103,7 +103,7 @@ def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None
 
 
 def _name_in(path: Path) -> str:
-    """Return the stream's name from a broken file. If it cannot be read, return a valid name made from the path."""
+    """Return the stream's name from a broken file. If the file has no valid name, derive one from its path."""
     try:
         name = str(read_mapping(path).get("name", ""))
     except SpecError:

@@ -1,4 +1,4 @@
-"""Checks of Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
+"""Checks Airflow for `frazil doctor`, in a separate process: `python -m frazil.airflow.doctor STREAMS_FOLDER`.
 
 Reads Airflow's configuration and database, changes nothing, and prints its findings as JSON.
 """
@@ -35,17 +35,19 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 TESTED = "3.3"
+"""The version of Airflow that frazil is tested with."""
 DAGS_OF_ALL = {
     HEALTH_DAG: "no alert fires",
     AUDITS_DAG: "no stream is audited",
     MAINTENANCE_DAG: "no table is maintained",
 }
-"""DAGs that serve all streams, each with the work that is not done without it."""
+"""DAGs that serve all streams, each with what is not done without it."""
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
 
 
 def findings(streams: Path) -> Iterator[Finding]:
+    """Yield the findings about this Airflow, for the streams of a folder."""
     ok = airflow_version.startswith(f"{TESTED}.")
     yield Finding(
         "airflow", State.OK if ok else State.WARNING, f"Airflow {airflow_version}, {conf.get('core', 'executor')}",
@@ -97,7 +99,8 @@ def _pool(session: Session) -> Iterator[Finding]:
     if not wanted:
         yield Finding(
             "pool", State.WARNING, "Spark applications run in default_pool, limited only by its slots",
-            f'airflow pools set frazil_spark 1 "Spark applications", and {POOL_VARIABLE}=frazil_spark everywhere',
+            f'airflow pools set frazil_spark 1 "Spark applications", and set {POOL_VARIABLE}=frazil_spark on all '
+            'components',
         )  # fmt: skip
     elif session.scalar(select(Pool).where(Pool.pool == wanted)) is None:
         yield Finding(
@@ -143,7 +146,7 @@ def _import_errors(session: Session) -> Iterator[Finding]:
 
 
 def _dags_of_all() -> Iterator[Finding]:
-    """Yield a finding for each missing or paused DAG of DAGS_OF_ALL."""
+    """Yield a finding for each shared DAG that is missing or paused."""
     paused = paused_dags(DAGS_OF_ALL)
     for dag_id, undone in DAGS_OF_ALL.items():
         if dag_id not in paused:

@@ -24,9 +24,9 @@ GAUGES = {
     "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
     "frazil.table.snapshots": "snapshots in the metadata",
     "frazil.table.alerts": "active alerts of the subject in the tag `table`: a table, a route or a stream",
-    "frazil.stream.lag": "records in Kafka that are not committed, by stream",
-    "frazil.stream.last_commit_timestamp_seconds": "when the stream last committed, in seconds since 1970",
-    "frazil.windows.complete_through_timestamp_seconds": "end of the last decided window, in seconds since 1970",
+    "frazil.stream.lag": "records in Kafka that the stream has not committed",
+    "frazil.stream.last_commit_timestamp_seconds": "time of the stream's last commit, in seconds since 1970",
+    "frazil.windows.complete_through_timestamp_seconds": "end of the last window that was signalled or held, in seconds since 1970",
     "frazil.windows.held": "windows that a quality gate holds",
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
@@ -49,7 +49,7 @@ def report_health(found: Mapping[str, TableHealth | str | None], active: Iterabl
 
 
 def report_windows(table: str, cursor: Cursor | None) -> None:
-    """Export the time up to which a table's windows are decided, and the number of held windows."""
+    """Export the end of a table's last window that was signalled or held, and the number of held windows."""
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
-"""Prefixes with which Spark passes variables to a driver in a cluster; masters of other kinds ignore them."""
+"""Prefixes of Spark properties that set environment variables of a driver in a cluster. Other masters ignore them."""
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
@@ -45,9 +45,9 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the parent of applications that are submitted in this context.
+    """Make the task the OpenLineage parent of the applications that are submitted in this context.
 
-    Yields Spark properties with the parent; without a parent, yields `spark` unchanged.
+    Yields the Spark properties `spark`, with the parent added if there is one.
     """
     from frazil.lineage.facts import PARENT
 

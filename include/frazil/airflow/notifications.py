@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 CONTEXT_KEY = "frazil"
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts per notification. An incident whose end is not reported would stay open."""
+"""Maximum number of attempts per notification. A lost notification about an incident's end would leave it open."""
 NO_REASON = "Airflow reports no reason (the task's process may have been killed): see the task's log"
 
 Call = Callable[[Any], None]
@@ -23,7 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that its context has the message. If there is no message, `call` is not called.
+    """Wrap `call` so that the context has the message under the key `frazil`. Without a message, `call` is not called.
 
     `message_of` returns the message; by default it is the message of a failed task.
     """
@@ -65,12 +65,14 @@ class EachAlert:
 
 
 def each_alert(notifier: Call) -> EachAlert:
-    """Call a notifier once for each alert, instead of once for all that fire or resolve in one run."""
+    """Wrap a notifier so that it is called once for each alert, instead of once for all that fire or resolve in one
+    run.
+    """
     return EachAlert(notifier)
 
 
 def failure(context: Any) -> Message:
-    """Return the message of a task that failed for good."""
+    """Return the message about a task that failed after all retries."""
     error = context.get("exception") or context.get("reason") or NO_REASON
     sentence = _error_sentence(error)
     try:

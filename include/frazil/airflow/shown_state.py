@@ -21,8 +21,8 @@ from frazil.timetext import utc
 
 MIN_DEFERRAL_S = 15.0
 """Minimum number of seconds that a trigger waits before it fires. The executor reports the end of a task's first half
-(before the deferral) after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the end of
-the second half. Airflow then kills the second half, and retries a task that has failed for good.
+(before the deferral) only after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the
+end of the second half. Airflow then kills the second half, and retries a task that has failed for good.
 """
 KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
@@ -36,7 +36,7 @@ RETRY_INTERVAL_S = 60.0
 """Seconds between two attempts after a failed write."""
 WRITE_TIMEOUT_S = 20.0
 MAX_CHARACTERS = 1_000
-"""Maximum length of the text."""
+"""Maximum length of the sentence."""
 
 
 class Instance(Protocol):
@@ -57,6 +57,7 @@ class WriteLimit:
     _failed: bool = False
 
     def is_due(self, state: str, *, now_s: float) -> bool:
+        """Whether the state should be written now."""
         since_s = now_s - self._tried_s
         if self._failed and since_s < RETRY_INTERVAL_S:
             return False
@@ -103,7 +104,7 @@ class ShownState:
         self._writing = asyncio.create_task(self._write(instance, state, sentence))
 
     async def conclude(self, instance: Instance | None, state: str, sentence: str) -> None:
-        """Write the final state, after any write that is under way, so that no earlier state replaces it."""
+        """Write the final state, after any write that is in progress, so that no earlier state replaces it."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
         self._note(state)

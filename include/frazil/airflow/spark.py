@@ -9,7 +9,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 
 SPARK_CONNECTION = "spark_default"
 PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-file', '') }}}}"
-"""Properties file of spark-submit, if the connection has one; otherwise Spark reads its own spark-defaults.conf."""
+"""Template of spark-submit's properties file, which the connection names. If it names none, Spark reads its own
+spark-defaults.conf.
+"""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
 """Environment variable that names the Airflow pool, which limits the number of concurrent Spark applications. Tasks of
 a missing pool never start, so leave the variable empty unless the pool exists.

@@ -35,7 +35,9 @@ def run_name(context: Any) -> str:
 
 @contextmanager
 def fail_on_user_errors() -> Iterator[None]:
-    """Fail the task for good on errors that a user has to correct. Temporary errors are raised again, and retried."""
+    """Fail the task without retries on errors that a user has to correct. Temporary errors are raised again, and
+    retried.
+    """
     try:
         yield
     except FrazilError as error:
@@ -45,10 +47,10 @@ def fail_on_user_errors() -> Iterator[None]:
 
 
 def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    """Like `airflow.sdk.task`."""
+    """Turn a function into a task, like `airflow.sdk.task`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
 
 
 def short_circuit_task(function: Callable[..., Any]) -> Any:
-    """Like `airflow.sdk.task.short_circuit`."""
+    """Turn a function into a task that can skip the downstream tasks, like `airflow.sdk.task.short_circuit`."""
     return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)

@@ -69,7 +69,7 @@ class DataDocsLink(TaskLink):
 
 
 class ReleaseLink(TaskLink):
-    """Link to the page's filled-in form to release a held window. Airflow's own forms accept no values in a URL."""
+    """Link to the page's filled-in form to release a held window. Airflow's own forms cannot be filled in by a URL."""
 
     name = "Release a held window"
 

@@ -1,7 +1,7 @@
 """Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
 
 No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can write any value. A
-value that frazil did not write is treated as missing, with a warning. Only a foreign XCom raises an error.
+value that frazil did not write is ignored, with a warning. Only an XCom with such a value raises an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_NUMBER = 2**63 - 1
 """The largest integer that tables and JSON readers can hold."""
 MAX_SHOWN_CHARACTERS = 200
-"""Maximum number of characters of a foreign value in a warning."""
+"""Maximum number of characters of an ignored value in a warning."""
 
 
 class Store(Protocol):
@@ -63,7 +63,7 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
 
 
 def parse_signals(value: Any) -> SentSignals:
-    """Parse a stored list of pairs; other items are ignored."""
+    """Parse a stored list of pairs. Items that are not such pairs are ignored."""
     pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
     numbered = ((key, _number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
     return frozenset((key, number) for key, number in numbered if number is not None)
@@ -78,7 +78,7 @@ def _signal_number(event: InletEvent) -> int | None:
 
 
 def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | None:
-    """Return an integer from 0 to `limit` in an asset's store; None if it is missing or another value is stored."""
+    """Return an integer from 0 to `limit` from an asset's store; None if it is missing or has any other value."""
     value = store.get(key)
     number = _number(value, limit)
     if value is not None and number is None:
@@ -88,7 +88,7 @@ def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | N
 
 
 def stored_names(store: Store, key: str) -> list[str]:
-    """Return a list of strings in an asset's store, without items of other types."""
+    """Return a list of strings from an asset's store, without items of other types."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
     if value is not None and (not isinstance(value, list) or len(names) < len(value)):
@@ -97,7 +97,7 @@ def stored_names(store: Store, key: str) -> list[str]:
 
 
 def stored_text(store: Store, key: str) -> str | None:
-    """Return a string in an asset's store; None if the value is missing or has another type."""
+    """Return a string from an asset's store; None if the value is missing or has another type."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value
@@ -106,7 +106,7 @@ def stored_text(store: Store, key: str) -> str | None:
 
 
 def stored_mapping(store: Store, key: str) -> dict[str, Any]:
-    """Return a mapping in an asset's store; empty if the value is missing or has another type."""
+    """Return a mapping from an asset's store; empty if the value is missing or has another type."""
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
@@ -116,7 +116,7 @@ def stored_mapping(store: Store, key: str) -> dict[str, Any]:
 
 
 def checked_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return an upstream task's XCom, which must have these keys with these types.
+    """Return an upstream task's XCom, which must have these keys with values of these types.
 
     Raises AirflowFailException for any other value.
     """
@@ -131,7 +131,7 @@ def checked_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[st
 
 
 def extra_text(extra: Any, key: str) -> str | None:
-    """Return a string in a connection's extra; None if the value is missing or has another type."""
+    """Return a string from a connection's extra; None if the value is missing, empty, or has another type."""
     value = extra.get(key) if isinstance(extra, Mapping) else None
     if value is not None and not isinstance(value, str):
         log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))

@@ -46,11 +46,13 @@ MAX_CHECKS_PER_SECOND = 20
 """Maximum number of stream checks per second. A check takes a millisecond or more, and two requests to an object store.
 """
 CHECK_INTERVAL_S = 2.0
-"""Minimum number of seconds between two checks of a stream."""
+"""Minimum interval (s) between two checks of a stream."""
 MAX_CHECK_THREADS = 2
-"""Maximum number of checking threads per catalog: an unresponsive catalog delays only the checks of its own streams."""
+"""Maximum number of checking threads per catalog. An unresponsive catalog then delays only the checks of its own
+streams.
+"""
 KILL_TIMEOUT_S = 120.0
-"""Seconds until a killed writer must have ended. After that the process ends, because a thread cannot be killed."""
+"""Time (s) in which a killed writer must end. After that the process ends, because a thread cannot be killed."""
 LOG_CHECK_INTERVAL_S = 60.0
 
 
@@ -65,6 +67,7 @@ class HostedState:
     next_check_at_s: float = 0.0
     pending_check: Future[Step | None] | None = None
     last_logged: tuple[object, ...] = ()
+    """What was last logged about the stream, so that it is not logged again."""
     last_commit_at_ms: int | None = None
 
 
@@ -81,7 +84,7 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
-    """A stream of this application, for its supervisor."""
+    """One stream of this application, in the form that a supervisor needs."""
 
     stream: str
     streams: DeclaredStreams
@@ -104,6 +107,7 @@ class WriterApplication:
     sinks: tuple[Sink, ...] = ()
     stopping: threading.Event = field(default_factory=threading.Event)
     hosted: dict[str, HostedState] = field(default_factory=dict)
+    """The state of each supervised stream, by name."""
     _streams: DeclaredStreams = field(init=False)
     _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
     """Threads that check streams, by catalog."""
@@ -130,7 +134,9 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Write every stream until all records that are in Kafka now are committed. Return the exit codes by stream."""
+        """Run a writer for each stream until all records now in Kafka are committed. Returns the exit codes by
+        stream.
+        """
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
@@ -171,6 +177,8 @@ class WriterApplication:
         return self._check_threads[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
+        """Add a stream, with its launcher and its supervisor. Does not start its writer."""
+
         def make() -> Writer:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
@@ -192,7 +200,7 @@ class WriterApplication:
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _step(self, name: str, one: HostedState) -> Step | None:
-        """Check one stream and take the action that is due. Return None while another process runs the stream."""
+        """Check one stream and take the action that is due. Returns None while another process runs the stream."""
         if (other := one.launcher.launch_elsewhere()) is not None:
             self._wait_for(name, one, other)
             return None
@@ -234,7 +242,7 @@ class WriterApplication:
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
     def _raise_if_failed(self) -> None:
-        """Raise the error that ended the engine, or WorkerDied if a writer can only be ended with the process."""
+        """Raise the error that ended the engine. Raise WorkerDied if a killed writer does not end."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
@@ -274,7 +282,7 @@ class WriterApplication:
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
-        """Let every writer commit its current batch and end. Do not wait for killed writers."""
+        """Let every writer commit its current batch and end. Does not wait for killed writers."""
         hosted = list(self.hosted.values())
         for one in hosted:
             one.launcher.stop_with_application()
@@ -288,7 +296,7 @@ class WriterApplication:
         self._write_heartbeat(Phase.ENDED)
 
     def _join_all(self) -> bool:
-        """Wait up to ten seconds for the writers to end after the engine failed. Return whether all have ended."""
+        """Wait up to ten seconds for the writers to end after the engine failed. Returns whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -303,7 +311,7 @@ class DeclaredStreams:
     folder: Path
     clock: Callable[[], int]
     declared: dict[str, Found[StreamSpec]] = field(default_factory=dict)
-    """The application's streams by name, each with its file as it was last valid."""
+    """The application's streams by name, each with the last valid state of its file."""
 
     def refresh(self) -> None:
         """Read the declarations again."""
@@ -318,7 +326,7 @@ class DeclaredStreams:
         }
 
     def _duplicate(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
-        """Return the declaration of a stream in several files, with a problem.
+        """Return the declaration of a stream that several files declare, with a problem.
 
         Because of the problem, no writer starts; a running writer continues.
         """

@@ -15,6 +15,8 @@ CHECK_INTERVAL_S = 1.0
 
 
 class CancellingEngine(Engine, Protocol):
+    """An engine that can cancel the tasks of one stream."""
+
     def cancel(self, stream: str) -> None:
         """Cancel the tasks of a stream's current batch, so that the batch fails."""
 
@@ -65,7 +67,7 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Wait until the engine has started. If it has failed, raise its error."""
+        """Wait until the engine has started. Raises the engine's error if it has failed."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed
@@ -90,6 +92,8 @@ class SharedEngine:
 
 
 class _EngineView:
+    """A shared engine, as one writer uses it."""
+
     def __init__(self, engine: SharedEngine) -> None:
         self._engine = engine
 

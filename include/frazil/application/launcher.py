@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class HostedWriter(Protocol):
+    """A writer that runs in a thread of this process."""
+
     def run(self) -> object: ...
 
     def stop(self) -> None: ...
@@ -48,7 +50,7 @@ class HostedLauncher(Launcher):
         self._thread: threading.Thread | None = None
         self._ends_with_application = False
         self.killed_at_s: float | None = None
-        """Monotonic time at which the writer was first killed; None if it was not."""
+        """Monotonic time (s) of the first request to kill the writer; None if there was none."""
         self.code: int | None = None
         """Exit code of the last writer; None while a writer runs."""
 
@@ -100,16 +102,17 @@ class HostedLauncher(Launcher):
         return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
     def launch_elsewhere(self) -> Launch | None:
-        """Return the launch of this stream's writer in another process on this host; None if there is none."""
+        """Return the launch of this stream's writer in another process on this host; None if none runs."""
         observation = self._outside.observe()
         is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
         return observation.launch if is_other and observation.process.is_alive else None
 
     def stop_elsewhere(self) -> None:
-        """Ask a supervised writer in a separate process to end, because its stream moved to this application."""
+        """Ask the stream's writer in a separate process to end, because the stream moved to this application."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
+        """Ask the writer to end after its current batch. `force` also cancels the tasks of this batch."""
         if self._writer is None or not self.is_running:
             return
         self._writer.stop()

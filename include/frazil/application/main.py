@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("frazil")
 
 BATCHES_PER_CORE = 2
-"""Concurrent batches per core: while some batches wait for the catalog or the storage, others use the cores."""
+"""Maximum number of concurrent batches per core. While some wait for the catalog or the storage, others use the
+cores.
+"""
 
 
 def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -> int:
@@ -38,10 +40,11 @@ def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -
 
 
 def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
-    """Write every stream of an application until SIGTERM or SIGINT, then commit the current batches.
+    """Run a writer for each stream of an application until SIGTERM or SIGINT. Then commit the current batches.
 
-    With `until_caught_up`, each stream ends when it has caught up, and the exit codes by stream are returned. Log lines
-    on standard error have the stream's name as the thread. Raises errors that end all streams.
+    With `until_caught_up`, each writer ends when it has caught up. Returns the exit codes by stream, empty without
+    `until_caught_up`. Log lines on standard error have the stream's name as the thread. Raises errors that end all
+    streams.
     """
     log_to_stderr(with_threads=True)
     require_pyspark()
@@ -91,8 +94,9 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration that starts the application's Spark: one of its streams with the application's name and
-    resources, and a fair scheduler.
+    """Return the declaration with which the application's Spark starts.
+
+    It is the declaration of one stream, with the application's name and resources and with a fair scheduler.
     """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}

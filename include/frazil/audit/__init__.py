@@ -1,3 +1,3 @@
-"""Checks that every record of Kafka is exactly once in the stream's table or in its dead-letter table."""
+"""Checks that every Kafka record is stored exactly once: in the stream's table or in its dead-letter table."""
 
 from __future__ import annotations

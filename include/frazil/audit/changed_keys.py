@@ -17,6 +17,7 @@ from frazil.merge.contract import Counts, MergeResult, MergeTask
 from frazil.merge.table_files import Reader, arrow_schema
 
 MAX_KEYS = 10
+"""Maximum number of keys in each list of `ChangedKeys`."""
 
 Key = Mapping[str, Any]
 """A key's values by column, as stored: sensitive values are hashes or tokens. Bytes are hexadecimal text."""
@@ -26,15 +27,16 @@ Key = Mapping[str, Any]
 class ChangedKeys:
     """The first keys that were inserted, updated and deleted, in key order.
 
-    A list is empty if another writer stored a key twice, so that its keys do not match the counted rows.
+    If the keys found do not match the row counts, because another writer stored a key twice, that list is empty.
     """
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
-    """Number of updated keys whose row is of a topic that was not read. They are not in the lists."""
+    """Number of updated keys whose rows are of topics that were not read. The lists do not include these keys."""
     others_deleted: int = 0
+    """Number of deleted keys whose rows are of topics that were not read. The lists do not include these keys."""
 
 
 def changed_keys(  # noqa: PLR0913 - each source is an argument
@@ -57,7 +59,7 @@ def changed_keys(  # noqa: PLR0913 - each source is an argument
     written, removed = [none], [no_rows(arrow_schema(with_topic))]
     for task, result in done:
         counts += result.counts
-        written += [reader.read_all(file.path, keys) for file in result.files if file.content == "data"]
+        written += [reader.read_rows(file.path, keys) for file in result.files if file.content == "data"]
         removed += _removed_rows(task, result, reader, with_topic)
     new, old = _with_storage_types(pa.concat_tables(written)), _with_storage_types(pa.concat_tables(removed))
     others = _rows_of_other_topics(old, topics, shared=shared).select(names).group_by(names).aggregate([])
@@ -83,7 +85,7 @@ def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bo
 
 
 def _removed_rows(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
-    """Yield the keys of the rows that this merge removed from the task's files."""
+    """Yield the keys of the rows that a task of the merge removed from its files."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
         with reader.open(path) as data:
@@ -103,6 +105,7 @@ def _with_storage_types(rows: pa.Table) -> pa.Table:
 
 
 def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
+    """Return the first keys, in order. Empty if the number of rows is not `count`."""
     if rows.num_rows != count:
         return ()
     ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_KEYS)

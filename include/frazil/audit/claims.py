@@ -31,7 +31,7 @@ CLOCK_SLACK_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The claims of a stream's commit records."""
+    """What a stream's commit records claim to have stored."""
 
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
@@ -44,7 +44,7 @@ class Claims:
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before they were read, as the period's snapshots describe them."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows. They lie in ranges that their original batches claim."""
+    """Offsets of dead letters that became rows. These offsets are in ranges that the original batches claim."""
     repeats: int | None = 0
     """Number of records dropped as repeats; None once a snapshot with that number has expired.
 
@@ -62,7 +62,9 @@ class Claims:
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges without those of `others`. A range claimed twice here and once there stays once."""
+        """Return the ranges without those of `others`. A range that is twice in this one and once in `others` is
+        returned once.
+        """
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -70,7 +72,7 @@ class Claims:
 
 
 def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
-    """Read the commit record of every committed batch, and the records of published backfills."""
+    """Read the commit records of all committed batches, and the records of published backfills."""
     records = journals.records(table_uuid=metadata.table_uuid)
     live = [record for record in records if _is_committed(record.key, marker)]
     backfills = list(published_records(journals, metadata, marker.stream))
@@ -81,7 +83,10 @@ def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> C
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Leave out records that `frazil forget` deleted: the rows of their batches have their own findings."""
+    """Yield the paths of commit records that snapshots name but that are missing or unreadable.
+
+    Skips records that `frazil forget` deleted, because the rows of their batches have findings of their own.
+    """
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):
@@ -102,11 +107,11 @@ def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata,
 def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
     """Read the commit records of a period, and few other records.
 
-    A batch belongs to the period of its snapshot, not to that of its journal, which may wait until its writer returns.
-    So consecutive periods cover every batch once.
+    The time of a batch is that of its snapshot. Its journal may be older, if it had to wait for its writer's return. So
+    consecutive periods cover every batch once.
 
     If snapshots of the period have expired, records are searched by the time at which they were written, back to
-    CLOCK_SLACK_MS before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots for
+    `CLOCK_SLACK_MS` before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots for
     the audit of their hour.
     """
     batches: list[Journal] = []
@@ -131,6 +136,7 @@ def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadat
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
+    """Return the batches, except those that a rollback removed and whose loss an operator accepted."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -149,6 +155,7 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
 def _count_repeats(
     journals: JournalStore, metadata: TableMetadata, batches: Sequence[Journal], backfills: Sequence[BackfillRecord]
 ) -> int | None:
+    """Return the number of repeats that these batches dropped; None if the snapshot of one has expired."""
     summaries = {s.summary.get("frazil.commit-record"): s.summary for s in ancestors_and_kept(metadata) if s.summary}
     paths = [journals.path(batch.key) for batch in batches]
     paths += [record_path(journals, record.backfill.id) for record in backfills]
@@ -169,7 +176,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time from which the branch's history has every commit; 0 if the history is complete."""
+    """Return the time from which on the branch's history has every commit; 0 if the history is complete."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
@@ -182,6 +189,7 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
 def _backfill_chunks(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> Iterator[tuple[Journal, bool, None]]:
+    """Yield the committed chunks of backfills other than replays, and whether the backfill selected records."""
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
@@ -189,6 +197,7 @@ def _backfill_chunks(
 def _replayed_offsets(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> dict[TopicPartition, dict[str, BitMap64]]:
+    """Return the offsets of dead letters that became rows, by topic-partition and topic id."""
     replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
     for record in backfills:
         ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}

@@ -1,9 +1,9 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
 Pure.
 
-An offset that Kafka does not have is not missing: compaction and transactions leave gaps, and retention deletes the
-oldest records. An offset outside all commit records was never claimed: a reset skipped it, or it is older than the
-commit records.
+If Kafka does not have an offset, it is not a missing record: compaction and transactions leave gaps, and retention
+deletes the oldest records. An offset outside all commit records was never claimed: a reset skipped it, or it is older
+than the commit records.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from frazil.spec.units import counted
 
 MAX_SPANS_SHOWN = 5
 OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Kafka"
+"""Ends the sentence of a finding about records of an earlier topic with the same name."""
 
 
 def compare(evidence: Evidence) -> tuple[Finding, ...]:
@@ -49,10 +50,10 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def missing(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but that are in neither table.
+    """Return the offsets that Kafka has and a commit claims, but that neither table has.
 
-    Leaves out records that the current transform drops. Also leaves out those that an earlier transform may have
-    dropped: all of a range, if its commit record counts at least as many dropped records.
+    Skips records that the current transform drops. Also skips records that an earlier transform may have dropped: all
+    missing ones of a range whose commit record counts at least as many dropped records.
     """
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
@@ -64,6 +65,7 @@ def missing(evidence: Evidence) -> BitMap64:
 
 
 def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
+    """Return the offsets that Kafka has and a commit claims, without a row, a dead letter or an accepted loss."""
     if evidence.kafka is None:
         return BitMap64()
     claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
@@ -71,7 +73,7 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
 
 
 def duplicates(evidence: Evidence) -> int:
-    """Return the number of surplus rows. Each topic that had the same name may have one row at an offset."""
+    """Return the number of surplus rows. At one offset, each topic that had the same name may have one row."""
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
@@ -136,14 +138,14 @@ def _dropped_records(e: Evidence) -> Iterable[Finding]:
     seen = e.seen
     more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
     wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
-    sentence = f"{counted(wrong, 'record')} that commit records count as dropped by the transform are in a table"
+    sentence = f"a table has {counted(wrong, 'record')} that the commit records count as dropped by the transform"
     yield _finding(e, FindingKind.MISCOUNTED, wrong, sentence)
     if e.kafka is None:
         return
     others = _offsets_in_no_table(e) - e.kafka.dropped - missing(e)
     yield _finding(
         e, FindingKind.NOT_COMPARED, len(others),
-        f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost: the transform as it "
+        f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform that "
         f"is declared now does not drop them: {_format_offsets(others)}",
     )  # fmt: skip
 
@@ -164,7 +166,7 @@ def _truncated_log(e: Evidence) -> Iterable[Finding]:
 def _unclaimed(e: Evidence) -> Iterable[Finding]:
     """Report rows that no commit record claims: at or after the marker, or between committed ranges.
 
-    Rows before the first commit record are only reported as not compared.
+    Rows before the first commit record are reported only as not compared.
     """
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
@@ -173,13 +175,13 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     yield _finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
     unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
     rows = counted(len(unclaimed), "row")
-    sentence = f"{rows} that no commit covers (the marker is {e.marker:,}), {at_offsets(unclaimed)}"
+    sentence = f"no commit covers {rows} {at_offsets(unclaimed)}; the stream's position is {e.marker:,}"
     yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
 @dataclass(frozen=True, slots=True)
 class _TableClaims:
-    """The rows of one table (the rows or the dead letters), and how many of them the commit records claim."""
+    """One table (of rows or of dead letters), and the number of its records that the commit records claim."""
 
     name: str
     tally: OffsetTally
@@ -239,7 +241,9 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
-    """Compare the number of records in a table with the commit records, except records reported as missing."""
+    """Report where a table's number of records differs from the commit records. Skips records already reported as
+    missing.
+    """
     fewer = more = 0
     first: Group | None = None
     of_rows, dead_letters, accounted = witness.tally is e.rows, _dead_letter_claims(e), _accounted_offsets(e)
@@ -253,7 +257,7 @@ def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
         fewer, more = fewer + missing_, more + surplus
         first = first or (group if missing_ or surplus else None)
     if first is not None:
-        fewer_words = [f"is missing {counted(fewer, witness.name)} that commit records count"] if fewer else []
+        fewer_words = [f"is missing {counted(fewer, witness.name)} that the commit records count"] if fewer else []
         has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
         span = first.audited[0].start, max(r.end for r in first.audited)
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
@@ -262,6 +266,7 @@ def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
 
 
 def _records(r: CommittedRange) -> int:
+    """Return the number of rows and dead letters that a range claims."""
     return min(r.end - r.start, r.records + r.rejected)
 
 
@@ -276,12 +281,12 @@ def _accounted_offsets(e: Evidence) -> BitMap64:
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
-    """Whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
+    """Return whether `Group.lowest` applies: the ranges overlap, and belong to one log that was not truncated."""
     return not group.is_single and len(group.generations) == 1 and not covered_offsets(e.rewritten) & group.offsets
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of overlapping ranges a dead letter with the same offset may hide.
+    """Return how many missing rows of overlapping ranges may be hidden by dead letters with the same offsets.
 
     None are hidden if each range has as many dead letters as its commit record: each was rejected each time.
     """
@@ -306,7 +311,7 @@ def compare_repeats(
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats, or missing rows. How many "
+            f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The number of "
             "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
             "snapshots have expired. To compare with Kafka's records, use `--source`"
         )
@@ -320,14 +325,14 @@ def compare_repeats(
 
 
 def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Whether commit records alone determine the number of rows of a stream with dedupe."""
+    """Return whether commit records alone determine the number of rows of a stream with dedupe."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
     return repeats is not None and not replays and all(map(counted_once, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Leave out the ranges that lie within a loss that an operator accepted."""
+    """Return the evidence without ranges whose loss an operator accepted."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     lost = accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
@@ -336,7 +341,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges for whose number of records only a minimum and a maximum is known."""
+    """Report overlapping ranges whose number of records is only known to be between a minimum and a maximum."""
     if e.drops_repeats:
         return
     open_, first, rewritten = 0, None, covered_offsets(e.rewritten)
@@ -386,7 +391,7 @@ def _limits(e: Evidence) -> Iterable[Finding]:
 
 
 def checked_by_commit_records(committed: int, first: int) -> str:
-    """Describe committed offsets that Kafka no longer has, for which commit records count every row."""
+    """Return a sentence about committed offsets that Kafka no longer has. Commit records count each of their rows."""
     checked = counted(committed, "committed offset", "was|were")
     return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
@@ -396,7 +401,9 @@ def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Findi
 
 
 def counted_once(e: Evidence) -> bool:
-    """Whether each audited offset was committed once and belongs to one record, so that counting rows suffices."""
+    """Return whether each audited offset was committed once and belongs to one record, so that counting rows
+    suffices.
+    """
     once = all(group.is_single for group in e.groups)
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
@@ -438,7 +445,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
         )
         found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
     elif not is_equal:
-        before = f", next to {adopted:,} that were adopted" if adopted else ""
-        sentence = f"the table has {counted(rows, 'row')}, and the commit records count {claimed:,}{before}"
+        before = f", in addition to {adopted:,} that were adopted" if adopted else ""
+        sentence = f"the table has {counted(rows, 'row')}, but the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

@@ -21,9 +21,10 @@ from frazil.spec.model import StreamSpec
 
 
 def audit(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of a period, or all commits if it is None. `with_source` also compares with Kafka's records.
+    """Audit the commits of a period, or all commits if `window` is None. `with_source` also compares them with Kafka's
+    records.
 
-    Raises the errors of `audit_stream`, and of opening the stream.
+    Raises the errors of `audit_stream`, and those of opening the stream.
     """
     tables, signals = read_stream(spec).tables, spec.window is not None
     if spec.mode == "upsert":

@@ -21,7 +21,7 @@ class InKafka:
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """The offset from which Kafka has other records than those committed, because the log was truncated; else None."""
+    """The offset at which the log was truncated; None if it was not. From there on, Kafka has other records."""
     dropped: BitMap64 = field(default_factory=BitMap64)
     """The offsets of records that the current transform drops."""
 
@@ -41,9 +41,9 @@ class Evidence:
     kafka: InKafka | None = None
     """Kafka's offsets; None if the audit does not compare with Kafka."""
     whole: bool = True
-    """False if `ranges`, rows and dead letters cover only a period."""
+    """False if `ranges`, `rows` and `dead_letters` cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
-    """Ranges committed outside the audited period, if they were read. They may explain apparent errors."""
+    """Ranges committed outside the audited period, if they were read. They may explain differences."""
     rewritten: tuple[Span, ...] = ()
     """Offsets that Kafka assigned to a second record. An operator accepted that, so rows may occur twice."""
     given_up: tuple[Span, ...] = ()
@@ -104,7 +104,9 @@ def gather(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each topic-partition in the claims; if `whole`, also for those in the marker or rows."""
+    """Return the evidence for each topic-partition in the claims. With `whole`, also for those in the marker or with
+    rows.
+    """
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if whole else set())
     return tuple(
         Evidence(
@@ -130,7 +132,7 @@ def gather(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence with the claims of all time. `own` are the claims of the period."""
+    """Return a period's evidence, extended by the claims of all other times. `own` are the claims of the period."""
     elsewhere, replayed = every.without(own), every.replayed
     return tuple(
         replace(e, elsewhere=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {}))

@@ -11,6 +11,8 @@ from frazil.commit.history import Period
 
 
 class FindingKind(StrEnum):
+    """What an audit found."""
+
     DUPLICATES = "duplicates"
     """An offset occurs more than once in the table, or in the dead-letter table."""
     MISSING = "missing"
@@ -26,7 +28,7 @@ class FindingKind(StrEnum):
     LOG_CUT = "log cut"
     """Kafka lost committed records, and assigned their offsets to new records, which no table has."""
     UNCHECKED = "unchecked"
-    """One source of evidence no longer has the records, but another source was compared."""
+    """One source of evidence no longer has the records, but they were compared with another source."""
     NOT_COMPARED = "not compared"
     """Committed records could not be compared with any source."""
     SKIPPED = "skipped"
@@ -37,6 +39,7 @@ class FindingKind(StrEnum):
 
     @property
     def is_wrong(self) -> bool:
+        """Whether the finding is an error, and not only a note."""
         return self not in {
             FindingKind.UNCHECKED,
             FindingKind.NOT_COMPARED,
@@ -48,6 +51,8 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One finding of an audit."""
+
     kind: FindingKind
     count: int
     """Number of offsets or rows."""
@@ -55,7 +60,7 @@ class Finding:
     where: str
     """The topic-partition, or the stream."""
     keys: tuple[Mapping[str, Any], ...] = ()
-    """The first keys that the finding is about, if the stream has a key: values by column, as stored."""
+    """The first keys to which the finding applies, if the stream has a key: values by column, as stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class PartitionAudit:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
+    """The result of an audit of one stream."""
+
     stream: str
     partitions: tuple[PartitionAudit, ...]
     findings: tuple[Finding, ...]
@@ -89,7 +96,7 @@ class Audit:
     window: Period | None = None
     """The audited period; None if all commits were audited."""
     by_key: bool = False
-    """Whether records change rows by key. If so, `rows` counts changes, and nothing is counted by offset."""
+    """Whether records change rows by key. If so, `rows` counts changes, and rows are not compared by offset."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)

@@ -1,8 +1,8 @@
-"""Computes how many records a topic-partition's committed ranges allow where they overlap. Pure.
+"""Computes bounds on the number of records in overlapping committed ranges of a topic-partition. Pure.
 
 Ranges overlap after a reset, after a backfill of offsets that were committed before, and when a topic was recreated.
 The records of such ranges cannot be counted one by one. But each range gives a minimum number of records, and all
-ranges together give a maximum. The two are equal if ranges that together cover the same offsets have no gaps.
+ranges together give a maximum. Both are equal if none of the overlapping ranges has a gap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import Span, covered_offsets, join_spans, offset_bitmap
 
 ByTopicId = Mapping[str, BitMap64]
-"""Maps the id of each topic that had the same name to its offsets."""
+"""Offsets by topic id. Several topics may have had the same name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -30,13 +30,13 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill selected records of the range by event time. The other records are not missing."""
+    """Whether a backfill read only records with certain event times. If so, the other records are not missing."""
     dropped: int = 0
     """Number of records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
     """Epoch of the writer that committed it; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """Epoch of the leader that had the log up to `end`; None if no broker reported it."""
+    """Epoch of the leader that served the records before `end`; None if no broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -66,7 +66,10 @@ class Group:
         return by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the minimum and maximum number of records within `offsets`, by topic id; `claimed` is of a range."""
+        """Return the minimum and maximum number of records within `offsets`, by topic id.
+
+        `claimed` returns the number of records that a range claims.
+        """
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.generations.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}
@@ -85,12 +88,12 @@ class Group:
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records; `short` returns that of one range."""
+        """Return the minimum number of distinct missing records. `short` returns how many one range is missing."""
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
 def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
-    """Group each audited range with every range that overlaps it, in order of offsets. Leaves out empty ranges."""
+    """Group each audited range with every range that overlaps it, in order of offsets. Empty ranges are skipped."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
     marked = [*((r, True) for r in audited), *((r, False) for r in others)]
@@ -103,7 +106,7 @@ def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] =
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
-    """Divide the ranges into as few chains without overlaps as possible; return the largest weight of a chain."""
+    """Divide the ranges into as few chains without overlaps as possible. Return the largest weight of a chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
         at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
@@ -139,11 +142,12 @@ def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRan
 
 
 def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Return the ranges as spans, in order; those that touch or overlap are merged. Leaves out empty ranges."""
+    """Return the ranges as spans, in order. Ranges that touch or overlap are merged; empty ranges are skipped."""
     return join_spans((r.start, r.end) for r in ranges)
 
 
 def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
+    """Return the offsets that are in any of the ranges."""
     return covered_offsets(merged_ranges(ranges))
 
 

@@ -50,7 +50,7 @@ def scratch_folder(stream: str) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replay:
-    """The records to read again, and the tables to compare them with."""
+    """Records to read from Kafka again, and the tables with which to compare them."""
 
     spec: StreamSpec
     tables: StreamTables
@@ -79,7 +79,9 @@ class Replay:
         return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
 
     def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
-        """Return the dead letters to stage as such, even if the current declaration would accept their records."""
+        """Return the offsets of dead letters. Their records are staged as dead letters, even if the declaration accepts
+        them now.
+        """
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
@@ -88,7 +90,7 @@ class Replay:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Map each table to the offsets of the records that the route's current declaration would write to it.
+    """Return, for each table, the offsets of the records that the route's current declaration would write to it.
 
     `table` is the default table, whose target is "main". Raises KafkaUnavailable.
     """
@@ -109,7 +111,7 @@ class Sinks:
 
     tables: Mapping[Target, Table]
     by_value: Mapping[str, Target]
-    """Maps each route value to its table, including tables that are not compared."""
+    """The table of each route value, including tables that are not compared."""
     findings: Sequence[Finding] = ()
     """Findings that say why some tables are not compared."""
 
@@ -127,7 +129,7 @@ class Sinks:
         return cls({"main": main, **compared}, by_value, findings)
 
     def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """Return the context with the route's current declaration."""
+        """Return the staging context with the route's current declaration."""
         if (route := spec.route) is None:
             return context
         destinations = Destinations(
@@ -148,7 +150,7 @@ class Sinks:
 def _not_comparable(
     route: Route, tables: StreamTables, routed: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
-    """Yield each table that cannot be compared with the default table's marker, with the reason."""
+    """Yield each table that cannot be compared, with the reason. `marker` is the default table's marker."""
     waiting = Followers.load(tables, marker).waiting
     for target in sorted({*route.tables.values()} - routed.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
@@ -159,7 +161,7 @@ def _not_comparable(
         elif missing_journals(tables, table, waiting.get(target, ())):
             yield target, f"rows wait to be committed to the table. If they stay, run `frazil route {tables.stream}`"
         elif is_ahead(own, marker):
-            yield target, "the writer committed to the table during the audit: audit again"
+            yield target, "the writer committed to the table during the audit: run the audit again"
 
 
 def dropped_offsets(

@@ -1,6 +1,6 @@
 """Counts the rows of a stream with a route, in its default table and its routed tables, for one audit.
 
-Commit records, not the declaration, show which table got which rows. So a table that is no longer in the route is
+Commit records, not the declaration, show to which table rows were written. So a table that is no longer in the route is
 audited too. Rows that wait for a table are counted from their files.
 """
 
@@ -47,23 +47,29 @@ class RoutedRows:
 
     target: Target
     rows: Tallies
-    """The table's rows, under its new name if it was renamed, and waiting rows."""
+    """The table's rows, and rows that wait for it. A renamed table's own rows are returned under its new name only."""
     waiting: int = 0
+    """Number of rows that wait to be committed to the table."""
     problem: str | None = None
-    """Why the table, or a file that waits for it, could not be read."""
+    """Why the table, or a file with rows that wait for it, could not be read."""
     renamed: Target | None = None
     """The table's new name, if it was renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """All published replays of the stream's dead letters. Their rows lie in ranges that batches claim."""
+    """All published replays of the stream's dead letters. Their offsets are in ranges that the original batches
+    claim.
+    """
 
     rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    """The offsets that became rows."""
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """The part of these rows that belongs to each routed table."""
     last: BackfillMarker | None = None
-    """The replay whose dead letters are still in the dead-letter table, because rows may wait for routed tables."""
+    """The last replay, if its dead letters are still in the dead-letter table because rows may wait for routed
+    tables.
+    """
     journals: Sequence[Journal] = ()
     """The journals of this replay's chunks."""
     given_up: Set[Target] = frozenset()
@@ -86,7 +92,9 @@ class Replays:
         )
 
     def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
-        """Return the replay's files for a routed table with these properties that does not have their rows yet."""
+        """Return the replay's files for a routed table, unless the table has their rows already, according to its
+        properties.
+        """
         if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
@@ -101,7 +109,7 @@ def routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: Replays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the routed tables that commit records name, up to the default table's marker.
+    """Read the rows of the routed tables that commit records name, up to the default table's marker.
 
     `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
     may be a renamed table. Raises the errors of the catalog and the storage.
@@ -129,7 +137,9 @@ class _RowSearch:
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table, and again if a waiting file has disappeared, because its rows are then in the table."""
+    """Read a table. Read it again if a waiting file has disappeared, because its rows were then committed to the
+    table.
+    """
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READS):
         found = _read_rows(search, waiting, target)
@@ -157,7 +167,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
         if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
             table = tables.handle(renamed_to).current()
         elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
-            problem = f"another table has this name: the table has no column {', '.join(columns)}"
+            problem = f"another table has this name: it does not have {', '.join(columns)}"
         else:
             found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
     if table is None:  # also read rows that wait in the table's own folder: they are not lost with the table
@@ -182,7 +192,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
 
 
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
-    """Return the new name of the route's table if another table now has its old name; otherwise None."""
+    """Return the new name of the route's table if it was renamed and another table has its old name; otherwise None."""
     if property_name(search.tables.stream) in table.properties:
         return None
     member = read_member(search.tables, target)
@@ -211,10 +221,10 @@ def unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 
 
 def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
-    """Report that the rows of the tables were not compared table by table."""
+    """Report that the rows of each table were not counted."""
     sentence = (
-        "offsets were committed more than once, as by a backfill: rows were not counted table by table (--source "
-        "compares each row's table)"
+        "some offsets were committed more than once, for example by a backfill, so the rows of each table were not "
+        "counted; --source compares the table of each row"
     )
     yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
 
@@ -222,7 +232,9 @@ def not_counted(default: str, claimed: Claims) -> Iterator[Finding]:
 def count_tables(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: Replays
 ) -> Iterator[Finding]:
-    """Compare the number of each table's rows with commit records. Each offset must have been committed only once."""
+    """Compare the number of rows of each table with the commit records. No offset may have been committed
+    repeatedly.
+    """
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
             sentence = f"the table has {counted(rows, 'row')}, but commit records count {expected:,}"
@@ -278,8 +290,9 @@ def compare_places(
     )
     if gone:
         sentence = (
-            f"{counted(gone, 'row', 'is|are')} of records that are gone from Kafka, and the table of each was not "
-            "compared: some offsets were committed more than once"
+            f"{counted(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no longer "
+            "has the "
+            "records, and some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 
@@ -293,7 +306,9 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
 
 
 def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Return how many of the offsets are within the claimed ranges. Other rows have their own findings."""
+    """Return how many of the offsets are within the claimed ranges. Rows at other offsets have findings of their
+    own.
+    """
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()
@@ -303,4 +318,5 @@ def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) 
 
 
 def _copies(tallies: Tallies, claimed: Claims) -> int:
+    """Return the number of surplus rows in the claimed topic-partitions."""
     return sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges)

@@ -53,7 +53,9 @@ from frazil.timetext import utc
 AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]]
 """Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
-"""Maps each table to the offsets in these spans whose records the route, as declared now, would write to it."""
+"""Returns, for each table, the offsets in these spans whose records the route's current declaration would write to
+it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class _Run:
     """Whether frazil signals complete windows of the table."""
 
     def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about single tables and about ranges that cannot be compared with Kafka."""
+        """Return the evidence, and findings about individual tables and about ranges that cannot be compared with
+        Kafka.
+        """
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
         default = tally_rows(
@@ -108,7 +112,7 @@ class _Run:
         claimed: Claims,
         replays: Replays,
     ) -> Iterable[Finding]:
-        """Compare the rows of each table: by count, or with Kafka's records if an offset was committed repeatedly."""
+        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(counted_once, evidence)):
@@ -126,7 +130,7 @@ class _Run:
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
         """Tally the dead letters as they will be once the last published backfill or replay has ended.
 
-        Leaves out dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
+        Omits dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
         returns the number of dead letters of earlier topics with the same names, by topic-partition.
         """
         ids = self.marker.source.topic_ids
@@ -201,10 +205,11 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records. For a period, and without coordinates, only its dead letters.
+    """Compare an upsert stream with its commit records. For a period, or without coordinates, compare only its dead
+    letters.
 
-    Returns the findings, and the number of these commits' rows in the table; None if rows were not counted. Returns
-    None alone if a replay was published after `table` was loaded. The caller must then load the table again.
+    Returns the findings, and the number of rows that these commits have in the table (None if not counted). Returns
+    None instead of both if a replay was published after `table` was loaded. The caller must then load the table again.
     """
     marker = require_marker(tables, table)
     run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
@@ -243,11 +248,14 @@ def standing_findings(
 
 
 def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    """Return findings about a rollback, missing commit records and skipped ranges."""
     return (*_rollback(table, marker), *_missing_commit_records(claimed, marker), *_skipped_ranges(claimed, marker))
 
 
 def _has_new_replay(run: _Run) -> bool:
-    """Whether a replay was published during the audit, so that rows of removed dead letters may seem to be missing."""
+    """Return whether a replay was published during the audit. If so, rows of removed dead letters may seem to be
+    missing.
+    """
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -266,7 +274,9 @@ def _has_new_replay(run: _Run) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Add the claims of all other times if the period has errors, which a reset may explain, or a recreated topic."""
+    """Add the claims of all other times if the period has errors, which a reset may explain, or if a topic was
+    recreated.
+    """
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):
@@ -275,7 +285,7 @@ def _add_other_claims(
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
-    """Whether the marker or the oldest commit record has another id for a topic of the audited ranges."""
+    """Return whether the marker or the oldest commit record has a different id for a topic of the audited ranges."""
     oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
     sources = [run.marker.source, *([oldest.source] if oldest else [])]
@@ -330,13 +340,13 @@ def _missing_commit_records(claimed: Claims, marker: Marker) -> tuple[Finding, .
 
 
 def _skipped_ranges(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report ranges that the stream skipped, as `source.on-gap` declares: a note, not an error."""
+    """Report ranges that the stream skipped as declared by `source.on-gap`. This is a note, not an error."""
     sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
     return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
-    """Report commits of other programs that removed rows: a note, because such commits reopen no window."""
+    """Report commits of other programs that removed rows. This is a note: such commits do not reopen windows."""
     foreign = [
         snapshot
         for snapshot in ancestors(table.metadata)
@@ -358,7 +368,7 @@ def _foreign_changes(table: Table, *, stream: str, window: Period | None, signal
 
 
 def _without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
-    """Compare the numbers of rows and committed records. With `declared`, the declaration has coordinates."""
+    """Compare the number of rows with the committed records. `declared` is whether the declaration has coordinates."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:
         sentence = f"the stream stores no Kafka coordinates, so a period cannot be audited. Use `frazil audit {stream}`"

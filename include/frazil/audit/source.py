@@ -30,7 +30,7 @@ def ask_kafka(
     *,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, InKafka], tuple[Finding, ...]]:
-    """Return the offsets that Kafka has of each claimed range, and findings about topics that cannot be compared.
+    """Return the offsets of each claimed range that Kafka still has, and findings about topics that cannot be compared.
 
     `dropped` returns the offsets whose records a transform drops.
     """
@@ -65,13 +65,13 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
         return "the stream no longer reads the topic: nothing is compared with Kafka"
     if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
         return None
-    return "the topic is not the one that was read: nothing is compared with Kafka"
+    return "the topic was recreated or is in another cluster: nothing is compared with Kafka"
 
 
 def find_truncated_logs(
     kafka: KafkaOffsets, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the offsets at which logs were truncated below the committed end, unless an operator accepted it.
+    """Return the offsets at which logs were truncated below the committed end, except where an operator accepted it.
 
     Checks the last committed offset of each leader epoch, which covers all offsets before it. So the check also finds a
     log that was truncated long ago and has grown again since. The ranges must belong to the current topics.

@@ -1,8 +1,9 @@
 """Audits upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
 
-Rows of an upsert table cannot be counted against records, because most records replace a row. So the audit stages the
-committed ranges again, and merges them with the table's files as of the marker, without a commit. Every row that this
-merge would insert, update or delete is an error. The audit needs as much memory and CPU as one batch of these records.
+The rows of an upsert table cannot be compared with the number of records, because most records replace a row. So the
+audit stages the committed ranges again, and merges them with the table's files as of the marker, without a commit.
+Every row that this merge would insert, update or delete is an error. The audit needs as much memory and CPU as one
+batch of these records.
 """
 
 from __future__ import annotations
@@ -51,15 +52,19 @@ from frazil.table.landed_offsets import split_by_partition
 
 _MergeDone = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
-    ". An older change in a later batch than the delete restores the row, because the table does not record deletes. "
-    "Send the delete again. If one batch can read both, `frazil reset` to before the delete fixes it too"
+    ". A change that is older than the delete but came in a later batch may have restored the row, because the table "
+    "does not "
+    "record deletes. Send the delete again. If one batch can read both, you can also reset to before the delete"
 )
 
 
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters, and the values of rows if `with_source`. Raises as `audit_stream` does."""
+    """Audit the table and its dead letters. With `with_source`, also compare the values of rows with Kafka's records.
+
+    Raises the same errors as `audit_stream`.
+    """
     named, result = {*spec.route.tables.values()} if spec.route else set[Target](), None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
@@ -77,7 +82,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of these changes' rows; None if not counted."""
+    """Report that no values were compared. `rows` is the number of rows of these changes; None if not counted."""
     sentence = (
         f"{counted(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -91,7 +96,9 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a table with dedupe is missing. Raises as `audit_stream` does."""
+    """Yield findings about Kafka's records that a table with dedupe is missing. Raises the same errors as
+    `audit_stream`.
+    """
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and counts_rows(evidence, claimed.repeats)
@@ -116,7 +123,7 @@ def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _read_again(claimed: Claims) -> Iterator[Finding]:
-    """Report the offsets that were committed, and so counted, more than once."""
+    """Report the offsets that were committed more than once, and are therefore counted more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(claimed_again(ranges)) for ranges in by_topic_id(of).values()):
             sentence = (
@@ -136,7 +143,8 @@ def _compare(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Merge Kafka's records from the claimed ranges on into the tables without a commit, and report the differences.
+    """Merge Kafka's records, from the start of the claimed ranges, into the tables without a commit. Report the
+    differences.
 
     `by_records` is whether commit records alone determine the number of rows of these ranges.
     """
@@ -194,8 +202,8 @@ def _compare(  # noqa: PLR0913 - each source is an argument
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
     """Return the offsets from `start` to the marker whose records the audit must read again.
 
-    A later record of a key replaces an earlier one, so records after the claimed ones are included. Leaves out offsets
-    that were skipped, and those whose loss an operator accepted.
+    A later record of a key replaces an earlier one, so records after the claimed ones are included. Offsets that were
+    skipped, and those whose loss an operator accepted, are not.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
@@ -226,6 +234,7 @@ def _missing_in_kafka(
 
 
 def _differences(replay: Replay) -> Iterator[Finding]:
+    """Stage the records again, and report how merging them would change each table."""
     stream = replay.spec.name
     with scratch_folder(stream) as folder:
         results, staged = replay.stage(folder)
@@ -245,6 +254,7 @@ def _differences(replay: Replay) -> Iterator[Finding]:
 def _table_differences(
     replay: Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
+    """Report how merging the staged changes would change one table."""
     done = _merge(table, changes, context)
     counts = sum((result.counts for _, result in done), Counts())
     if replay.spec.dedupe is None:
@@ -270,7 +280,7 @@ def _inserted_offsets(
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
 
-    Leaves out rows without an event time: these never count as repeats, so every merge adds them.
+    Rows without an event time are omitted: these never count as repeats, so every merge adds them.
     """
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
@@ -279,7 +289,7 @@ def _inserted_offsets(
     reader = _open_reader(context)
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
     for path in (*(file.path for file in changes if file.path not in replaced), *written):
-        rows = reader.read_all(path, columns)
+        rows = reader.read_rows(path, columns)
         timed = rows.filter(rows[event_time].is_valid()).select(COORDINATES)
         for batch in timed.to_batches():
             for tp, offsets in split_by_partition(batch):
@@ -344,6 +354,7 @@ def _format_keys(keys: tuple[Key, ...], count: int) -> str:
 
 
 def _merge(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_MergeDone]:
+    """Run all tasks of the merge, and return each with its result. Commits nothing."""
     rules = context.rules
     if not changes:
         return []

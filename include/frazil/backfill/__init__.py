@@ -1,3 +1,5 @@
-"""Adds records that Kafka or files have and the table is missing: plans, stages, audits, and publishes them once."""
+"""Backfills: adds records that Kafka or files have and the table is missing. Plans, stages and audits them, and
+publishes them once.
+"""
 
 from __future__ import annotations

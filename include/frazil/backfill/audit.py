@@ -19,7 +19,7 @@ from frazil.spec.units import counted
 def whole_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the committed ranges whose records are all in the tables.
+    """Return the offsets of the committed ranges whose records are all in the tables, by topic-partition.
 
     The gaps that compaction and transactions leave in such a range must not look like missing records.
     """
@@ -52,7 +52,7 @@ class StagedRecords:
     rows: Tallies
     dead_letters: Tallies
     elsewhere: tuple[Tallies, ...]
-    """The rows and dead letters in the tables."""
+    """The rows and dead letters that the tables have."""
     source: Mapping[TopicPartition, BitMap64] | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
 
@@ -63,7 +63,7 @@ def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
 
 
 def count_landed_elsewhere(staged: StagedRecords) -> int:
-    """Return the number of staged records that the tables now have too."""
+    """Return the number of staged records that are now in the tables too."""
     own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen_in_any(staged.elsewhere, tp)) for tp, offsets in own.items())
 
@@ -86,7 +86,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
     for tp, offsets in (staged.source or {}).items():
         lost = offsets - _seen_in_any((staged.rows, staged.dead_letters), tp)
         if len(lost) != dropped[tp]:
-            but = f" (its journals count {dropped[tp]:,} that the transform drops)" if dropped[tp] else ""
+            but = f" (according to its journals, the transform dropped {dropped[tp]:,})" if dropped[tp] else ""
             problems.append(
                 f"{tp[0]}-{tp[1]}: {len(lost):,} records of the source are not on the branch{but}, the first at offset "
                 f"{lost.min() if lost else 0:,}"
@@ -103,7 +103,7 @@ def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Targe
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & offsets_in(tables[other], tp)) for tp, tally in own.items()):
                 records = counted(rows, "record")
-                yield f"{records} for table {target} landed in table {other}, from an earlier declaration of the route"
+                yield f"table {other} already has {records} for table {target}, from an earlier declaration of the route"
 
 
 def _seen_in_any(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:

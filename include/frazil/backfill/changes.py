@@ -1,8 +1,8 @@
 """Finds the staged files of a backfill or replay that must be merged into tables, and merges them.
 
-Before the merge, only the journals of the chunks list these files. An upsert table cannot show which dead letters are
-merged, because a later change may have replaced the row. The dead-letter table shows it: only a published replay
-removes dead letters.
+Before the merge, only the journals of the chunks list these files. Whether a dead letter was merged cannot be seen in
+an upsert table, because a later change may have replaced the row. It can be seen in the dead-letter table, because only
+a published replay removes dead letters.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from frazil.table.landed_offsets import tally_files
 
 
 def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return the writer for staged files, whose records are older than rows in the table.
+    """Return the writer for staged files whose records are older than rows in the table.
 
-    It appends the files, or merges them with one task per group. Another attempt runs only groups whose files changed.
+    It appends the files, or merges them with one task per group. Another attempt runs only the groups whose files have
+    changed.
     """
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGING_MODES:
@@ -47,7 +48,7 @@ def staged_files(journals: Iterable[Journal], target: Target) -> tuple[StagedFil
 
 
 def backfill_summary(backfill: BackfillMarker, operation: str) -> dict[str, str]:
-    """Return the entries of a snapshot's summary that identify a backfill or a replay.
+    """Return the properties that identify a backfill or a replay in a snapshot's summary.
 
     `frazil.stream` is not among them, because it marks the live stream's own batches.
     """
@@ -69,6 +70,6 @@ def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[To
 
 
 def no_longer_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
-    """Return the offsets of staged rows that are no longer dead letters."""
+    """Return the offsets of those staged rows whose records are no longer dead letters."""
     left = {tp: tally.seen - offsets_in(dead_letters, tp) for tp, tally in rows.items()}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}

@@ -1,8 +1,8 @@
 """Commits a backfill: takes it over, commits chunks to its branch, and publishes the branch on main in one commit.
 
-Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts its snapshot, or
-that it does not exist. The dead-letter table has such a branch too. Publication on main completes the backfill. Its
-dead letters are published after that, by the next run if this one is interrupted.
+Makes the same assumptions as `frazil.commit.committer`. The branch is the fence: every commit asserts that the branch
+still has the expected snapshot, or does not exist. The dead-letter table has such a branch too. Publication on main
+completes the backfill. Its dead letters are published after that, by the next run if this one is interrupted.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ from frazil.table.tables import may_delete_files
 log = logging.getLogger(__name__)
 
 BackfillStep = Callable[[Table, BackfillMarker | None], "BackfillMarker | Done[BackfillMarker]"]
+"""Returns the new marker for a table and its current marker, or `Done` if nothing must be committed."""
 
 
 @dataclass(slots=True)
@@ -111,18 +112,24 @@ class BackfillCommitter:
         return committer
 
     def journals(self) -> list[Journal]:
+        """Return the journals of all committed chunks."""
         return committed_chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
+        """Return the key of the next chunk of this epoch."""
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, and commit it. Raises Fenced, and StaleBatch if its files do not fit the table."""
+        """Write a chunk's journal, and commit it. `planned` is the planned number of chunks.
+
+        Raises Fenced, and StaleBatch if the chunk's files do not fit the table.
+        """
         if not self.own.journals.put(journal):
-            raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} exists already"))
+            raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} already exists"))
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
+        """Mark the backfill as staged: all its chunks are committed."""
         staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
@@ -162,11 +169,15 @@ class BackfillCommitter:
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
-        """Add an event to the stream's history. A replay is added when its dead letters leave their table instead."""
+        """Add an event to the stream's history, except for a replay. A replay is added when its dead letters leave
+        their table.
+        """
         if not self.backfill.replays:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        """Commit a chunk: first its dead letters, then its rows. Does nothing if the chunk is already committed."""
+
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
             return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)
 
@@ -184,6 +195,10 @@ class BackfillCommitter:
         *,
         files: tuple[StagedFile, ...] = (),
     ) -> TableCommit[BackfillMarker]:
+        """Return a commit that adds `files` to the branch and changes the marker, if this epoch still owns the
+        backfill.
+        """
+
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
             own = check_owned(found, self.backfill)
             check_fit(table, files, own)
@@ -194,6 +209,10 @@ class BackfillCommitter:
         return _prepare_commit(self.tables, handle, decide, files=rows)
 
     def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
+        """Return the marker with which this epoch takes over the dead-letter table's branch; `Done` if it has.
+
+        Raises Fenced if a later epoch has.
+        """
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
@@ -218,6 +237,7 @@ class BackfillCommitter:
     def _check_publishable(
         self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
     ) -> Callable[[Table], None]:
+        """Return a check of the table that runs before each attempt to publish."""
         files = staged_files(journals, "main")
 
         def check(table: Table) -> None:
@@ -229,7 +249,7 @@ class BackfillCommitter:
                 marker.offsets.get(p.topic_partition, -1) < p.end for j in journals for p in j.progress
             ):
                 raise StaleBatch(
-                    f"stream {self.tables.stream!r} was moved back to before records that backfill {self.backfill.id} "
+                    f"stream {self.tables.stream!r} was reset to before records that backfill {self.backfill.id} "
                     "has staged"
                 )
             for journal in journals:
@@ -299,7 +319,10 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def clear_ended(tables: StreamTables) -> str | None:
-    """Publish the dead letters of the last backfill, and delete leftover files. Returns its id, if one has ended."""
+    """If the stream's last backfill has ended, publish its dead letters and delete leftover files.
+
+    Returns its id; None if no backfill has ended.
+    """
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
@@ -343,7 +366,9 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk lists. The keys of uncommitted chunks are closed first."""
+    """Delete staged files that no committed chunk lists. First, void the keys of uncommitted chunks, so that none
+    commits later.
+    """
     keys = {
         key
         for target, handle in own.targets.items()
@@ -359,7 +384,9 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals, which the live stream's sweep leaves alone."""
+    """Return the tables with the backfill's own folders and journals, which the live stream's cleanup does not
+    touch.
+    """
     return dataclasses.replace(
         tables,
         stream=staging_stream(tables.stream, backfill_id),

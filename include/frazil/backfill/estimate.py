@@ -19,13 +19,14 @@ from frazil.spec.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. The estimate is more reliable the closer `sampled` is to `max_records`."""
+    """The result of a dry run. The closer `sampled` is to `max_records`, the more reliable the estimate."""
 
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
     """Number of requested offsets that the table already has, or that are known to have no record."""
     max_records: int
+    """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
     """Estimated number of rows, below `max_records` if event times are filtered or Kafka has gaps."""
     rejected: int
@@ -33,7 +34,7 @@ class Estimate:
     files: int
     chunks: int
     partitions: int
-    """Number of table partitions of the sample. The backfill writes to at least as many."""
+    """Number of table partitions that have rows of the sample. The backfill writes to at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -111,7 +112,9 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average bytes per record, or the sample's, in which footers weigh more, if it is empty."""
+    """Return the table's average bytes per record. For an empty table, return the sample's, in which file footers weigh
+    more.
+    """
     head = backfill.opened.tables.main.current().current_snapshot()
     summary = head.summary if head else None
     rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))

@@ -38,6 +38,7 @@ from frazil.table.object_store import FileInfo
 from frazil.table.storage import open_store
 
 MAX_FILES_NAMED = 3
+"""Maximum number of files that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class FileIndex:
     records: Mapping[TopicPartition, BitMap64]
 
     def files_around(self, tp: TopicPartition, offset: int) -> str:
-        """Name the first files that have a range of the topic-partition around an offset."""
+        """Return the paths of the first files whose offset ranges include this offset, as text."""
         around = (
             f.path
             for f in self.files
@@ -80,13 +81,16 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with a fingerprint of these files. Raises SpecError if it has that of other files."""
+        """Return the request with a fingerprint of these files. Raises SpecError if it already has a different
+        fingerprint.
+        """
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
 
     @property
     def listing(self) -> str:
+        """Fingerprint of the files' paths, sizes and times."""
         named = [(f.path, f.bytes, f.modified_ms) for f in self.files]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:10]
 
@@ -108,12 +112,15 @@ class FileSource:
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
+        """Return `known`, because files have no identity. Raises SpecError if the files have changed since they were
+        listed.
+        """
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
         return known
 
     def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return one offset span per topic-partition that contains the files' records.
+        """Return one offset span per topic-partition, from the first to the last record in the files.
 
         Raises SpecError if the stream has not read these offsets yet; StaleBatch for a replay of dead letters.
         """
@@ -121,7 +128,8 @@ class FileSource:
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
-                    f"stream {request.stream!r} was moved to before dead letters that were being replayed, to {name} "
+                    f"stream {request.stream!r} was reset to before dead letters that were being replayed: its "
+                    f"position is {name} "
                     f"offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay {request.stream}` again; it "
                     "leaves out dead letters whose records the stream will read again"
                 )
@@ -138,7 +146,7 @@ class FileSource:
                 )
         return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
 
-    def holding(self, spans: Spans) -> Spans:
+    def select_with_records(self, spans: Spans) -> Spans:
         return spans_of.spans_with_records(spans, self.index.records)
 
     def max_records(self, spans: Spans) -> int:

@@ -14,7 +14,9 @@ from frazil.table.branches import head_of
 from frazil.timetext import ago
 
 QUIET_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""Minimum age of the last commit for reporting a backfill of another host, whose process cannot be checked."""
+"""After this time without a commit, a backfill of another host counts as interrupted, because its process cannot be
+checked.
+"""
 
 
 def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
@@ -25,7 +27,10 @@ def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int
 
 
 def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
-    """Return why an open backfill makes no progress, and what to do; None if it may, or is to stay on its branch."""
+    """Return why an open backfill makes no progress, and what to do.
+
+    Return None if it may be running, or if its request keeps the staged rows on the branch.
+    """
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
     ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"
@@ -36,5 +41,5 @@ def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -
     quiet_ms = now_ms - head.timestamp_ms if head else 0
     if quiet_ms < QUIET_MS:
         return None
-    where = f"process {worker.pid} of host {worker.host}" if worker else "a process that is not known here"
-    return f"no commit for {ago(quiet_ms)} by {where}. If that has ended, {ways}"
+    where = f"process {worker.pid} of host {worker.host}" if worker else "an unknown process"
+    return f"no commit for {ago(quiet_ms)} by {where}. If the process has ended, {ways}"

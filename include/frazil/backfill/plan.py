@@ -19,8 +19,8 @@ def requested_spans(
 ) -> Spans:
     """Return the requested offsets, limited to offsets that Kafka has and the stream has already read.
 
-    `first` has Kafka's first available offsets, and `live` the stream's position. They are also the default bounds. The
-    stream itself reads later offsets, and topic-partitions that are not in the marker yet.
+    `first` has Kafka's first available offsets, and `live` the stream's position: the bounds if the request has none.
+    The stream itself reads later offsets, and topic-partitions that are not in the marker yet.
     """
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
@@ -43,8 +43,8 @@ def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spa
 def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition.
 
-    So all topic-partitions advance in time together, and a chunk's files belong to few table partitions. A chunk may
-    exceed `limit` by one offset per topic-partition.
+    All topic-partitions thus advance through time together, and a chunk's files belong to few table partitions. A chunk
+    may exceed `limit` by one offset per topic-partition.
     """
     count = math.ceil(count_offsets(spans) / limit)
     pieces = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
@@ -52,7 +52,9 @@ def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
 
 
 def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans as `chunks` does, but by the number of known records. Leaves out spans without records."""
+    """Divide the spans as `split_by_offsets` does, but into chunks of about `limit` known records. Leaves out spans
+    without records.
+    """
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (

@@ -29,7 +29,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
-    """A backfill's request. Bounds are `[from, to)`. Without bounds, all records that are not in the table are read."""
+    """A request for a backfill. Bounds are `[from, to)`. Without bounds, all records that are not in the table are
+    read.
+    """
 
     stream: str = Field(pattern=STREAM_NAME)
     from_time: UtcMoment | None = None
@@ -38,7 +40,9 @@ class BackfillRequest(Model):
     from_offsets: OffsetsByTopic | None = None
     to_offsets: OffsetsByTopic | None = None
     from_event_time: UtcMoment | None = None
-    """Rows outside this range are left out, and records that cannot be decoded, because these have no event time."""
+    """Rows with event times outside this range are left out. So are records that cannot be decoded: they have no event
+    time.
+    """
     to_event_time: UtcMoment | None = None
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
@@ -49,9 +53,9 @@ class BackfillRequest(Model):
     target: Literal["table", "branch"] = "table"
     """`branch` keeps the audited records on a branch until a run with `table` publishes them."""
     chunk_records: int = Field(1_000_000, gt=0)
-    """Approximate number of records staged and committed at once. An interruption loses at most this work."""
+    """Approximate number of records that are staged and committed together. An interruption loses at most this work."""
     run: str | None = None
-    """The caller, such as an Airflow run. It cannot start its backfill again after an operator abandons it."""
+    """The caller, such as an Airflow run. After an operator abandons its backfill, the caller cannot start it again."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -94,6 +98,7 @@ class BackfillRequest(Model):
         return (_microseconds(begin) if begin else -(2**63), _microseconds(end) if end else 2**63 - 1)
 
     def offset_bounds(self, which: Literal["from", "to"]) -> dict[TopicPartition, int]:
+        """Return the lower or upper offset bounds by topic-partition; empty without such bounds."""
         given = (self.from_offsets if which == "from" else self.to_offsets) or {}
         return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
 
@@ -114,7 +119,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
 
 
 def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
-    """Check that the range does not lie entirely in the future. Raises SpecError."""
+    """Check that the range does not begin in the future. Raises SpecError."""
     begin = request.from_time
     if begin is not None and _microseconds(begin) > now_ms * 1000:
         raise SpecError(
@@ -132,6 +137,7 @@ def _microseconds(moment: datetime) -> int:
 
 
 def has_backfill(spec: StreamSpec) -> bool:
+    """Return whether the stream can be backfilled: its rows must have Kafka coordinates."""
     return spec.coordinates
 
 

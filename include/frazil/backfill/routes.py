@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 SETTLE_TIMEOUT_S = 15.0
 """How long to wait for a running writer to commit the default table's last batch to the routed tables, in seconds."""
 MAX_OPEN_ATTEMPTS = 3
+"""Maximum number of attempts to open the routed tables, which fails while a writer begins."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,7 +87,7 @@ class BackfillRoute:
         return opened
 
     def make(self, values: Collection[str]) -> None:
-        """Create tables for new route values, up to the route's limit, as a writer does."""
+        """Create tables for new routing values, up to the route's limit, as a writer does."""
         self.routed.make(values, _settled_marker(self.tables))
         self._check_tables_exist()
 
@@ -96,7 +97,9 @@ class BackfillRoute:
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return the chunk's context with the route's targets, whose files are staged in the waiting folder."""
+        """Return the chunk's context with the route's tables as targets. Their files are staged in the waiting
+        folder.
+        """
         context = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), context.main.io
         routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}
@@ -104,7 +107,10 @@ class BackfillRoute:
 
 
 def _settled_marker(tables: StreamTables) -> Marker:
-    """Return the default table's marker once every routed table has the same batches. Raises RouteBehind."""
+    """Wait until every routed table has all batches of the default table, and return the default table's marker.
+
+    Raises RouteBehind after SETTLE_TIMEOUT_S.
+    """
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
@@ -130,6 +136,7 @@ def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict
 
 
 def _waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
+    """Return the staged files of rows for routed tables, by table."""
     found: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
         found[file.target].append(file)
@@ -153,10 +160,11 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
             log.info("the commit to table %s failed", target, exc_info=True)
             behind, reason = target, error_text(error)
     if behind:
-        rows = counted(sum(file.records for file in waiting[behind]), "row", "waits|wait")
+        rows = counted(sum(file.records for file in waiting[behind]), "row")
         raise CommitUnavailable(
             f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} is published, "
-            f"but {rows} for table {behind}: {reason}. Its dead letters wait too. Fix the table, or discard the rows: "
+            f"but table {behind} does not have {rows} yet: {reason}. Its dead letters wait too. Fix the table, or "
+            "discard the rows: "
             f"`frazil route {backfill.stream} --give-up {behind}`; then run `{continue_command(backfill)}` again"
         )
 
@@ -192,7 +200,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
 
 
 def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Check that no later backfill has begun: if so, all tables already have these rows. Raises Fenced."""
+    """Check that no later backfill has begun; otherwise all tables already have these rows. Raises Fenced."""
     found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
     if found is None or found.id != backfill.id:
         raise Fenced(
@@ -202,6 +210,9 @@ def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> 
 
 
 def _check_marker(table: Table, stream: str, target: Target) -> None:
+    """Check that the routed table has the stream's marker and was not rolled back. Raises CommitUnavailable without a
+    marker.
+    """
     marker = read_marker(table.metadata.properties, stream)
     if marker is None:
         raise CommitUnavailable(

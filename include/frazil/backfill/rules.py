@@ -1,4 +1,4 @@
-"""Checks for a backfill, mostly before each of its commit attempts, and its error messages. Pure."""
+"""Checks that guard a backfill, mostly before each attempt to commit, and their error messages. Pure."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
 
 _POSITION_CHANGES = frozenset({"reset", "adopt", "forget"})
+"""Operations, as named in snapshot summaries, that change the stream's position."""
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
@@ -33,7 +34,10 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
 
 
 def require_own_marker(stream: str, marker: Marker | None, *, what: str = "dead letters") -> Marker:
-    """Return the marker, which identifies what belongs to the stream. Raises AdoptionRequired without a marker."""
+    """Return the marker, which shows which records or dead letters are the stream's own.
+
+    Raises AdoptionRequired without a marker.
+    """
     if marker is None:
         raise AdoptionRequired(
             f"stream {stream!r} has no marker, so frazil cannot determine which {what} are its own. Start the stream "
@@ -127,6 +131,7 @@ def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
 
 
 def operation(backfill: BackfillMarker) -> str:
+    """Return the name of what runs, for messages: a backfill or a replay of dead letters."""
     return "replay of dead letters" if backfill.replays else "backfill"
 
 
@@ -166,7 +171,7 @@ def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None)
     now = f"The stream's last {what} is {last.id} ({last.state})" if last else f"The table no longer records any {what}"
     return (
         f"nothing was changed: the {what} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
-        f"whether {backfill.id} was published, open *What happened* on the page"
+        f"whether {backfill.id} was published, open *Events* on the page"
     )
 
 
@@ -174,15 +179,20 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
     """Check that the table still has the files' schema and partition spec. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(
-            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has, and is "
-            "staged again"
+            f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has. It is "
+            "now staged again"
         )
 
 
 def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
-    """Check that the staged files are to be merged if, and only if, the declared mode merges. Raises StaleBatch."""
+    """Check that the staged files fit the declared mode: they are for a merge exactly if the mode merges. Raises
+    StaleBatch.
+    """
     if any((file.content in MERGING_MODES) != merges for file in files):
-        raise StaleBatch(f"backfill {backfill.id} was staged for another mode than stream {backfill.stream!r} has now")
+        raise StaleBatch(
+            f"backfill {backfill.id} was staged for a different mode: the declared mode of stream "
+            f"{backfill.stream!r} has changed"
+        )
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:

@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 MAX_SPANS = 10_000
 """Maximum number of offset spans. Each is read separately, so reading more would be slow."""
 MAX_ATTEMPTS = 3
+"""Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class _AuditResult:
     replayed: Tallies = field(default_factory=dict)
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
-    """The part of `replayed` whose rows are for routed tables."""
+    """The part of `replayed` whose rows are for routed tables, by table."""
     read_to: Mapping[TopicPartition, int] | None = None
     """The stream's position, which must not change before the publication; None if it may change."""
 
@@ -99,7 +100,9 @@ class Backfill:
     opened: OpenStream
     source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route; None without a route, and for a reader, which plans and estimates without it."""
+    """The stream's route. None for a stream without a route, and if opened read-only, where plans and estimates ignore
+    the route.
+    """
     epoch: int = 0
     """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
@@ -135,10 +138,10 @@ class Backfill:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
             whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
-            exact = self.source.holding(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
+            exact = self.source.select_with_records(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
                 return self._build_plan(exact, wanted, identity)
-        left = self.source.holding(missing_spans(wanted, union(held)))
+        left = self.source.select_with_records(missing_spans(wanted, union(held)))
         return self._build_plan(left, wanted, identity)
 
     def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
@@ -164,13 +167,14 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. None if nothing was staged.
+        """Audit the staged records, and publish them unless the target is the branch. Returns the marker; None if
+        nothing was staged.
 
         Raises StaleBatch if the stream was reset or the table changed: the staged records are then dropped, and the
         next run starts over. Raises BackfillAbandoned if an operator abandoned the backfill, and FrazilError if the
         audit fails.
         """
-        self.check_wanted()
+        self.check_run_not_abandoned()
         last = self.last()
         if last is None:
             return None
@@ -212,9 +216,9 @@ class Backfill:
         """Drop the staged records, because they have become unusable. Raises as `check_wanted` does."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
-        self.check_wanted()
+        self.check_run_not_abandoned()
 
-    def check_wanted(self) -> None:
+    def check_run_not_abandoned(self) -> None:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt."""
         last = _load_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
@@ -231,6 +235,7 @@ class Backfill:
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
+        """Check that the requested offsets of a topic do not also belong to a former topic of the same name."""
         for topic in _topics(wanted):
             if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
@@ -294,7 +299,9 @@ class Backfill:
 
     @property
     def _skips_records(self) -> bool:
-        """Whether records may change no row: events without a row change, or deletes for values without a table."""
+        """Whether some records may change no row: events without a row change, or deletes whose routing value has no
+        table.
+        """
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
@@ -305,7 +312,7 @@ class Backfill:
         except StaleBatch:
             raise
         except (OSError, FrazilError):
-            self.check_wanted()
+            self.check_run_not_abandoned()
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
@@ -360,7 +367,8 @@ class Backfill:
         return _AuditResult(at, read_to=self._read_to(committer.backfill, marker))
 
     def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the position that must not change before the publication, because records delete rows; else None.
+        """Return the stream's position if it must not change before the publication, because records may delete rows;
+        else None.
 
         Raises WriterBusy if some records before this position are not staged.
         """

@@ -29,17 +29,17 @@ MAX_SAMPLE_OFFSETS = 250
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The stream's own topics."""
+    """Reads the stream's own topics."""
 
     kafka: KafkaOffsets
     properties: Mapping[str, str]
     is_whole: bool = True
-    """Whether the source only has records of a committed range that became a row or a dead letter."""
+    """Whether every record that the source has in a committed range became a row or a dead letter."""
     files: tuple[FileInfo, ...] = ()
     """The files that are read instead of Kafka."""
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
-        """Return the identity of the topics to which the offsets belong; `known` if the source does not have it.
+        """Return the identity of the topics to which the offsets belong; `known` if the source has no identity.
 
         Raises SpecError if the source has changed since the backfill began.
         """
@@ -58,7 +58,7 @@ class KafkaSource:
             end = self.kafka.at(request.to_time, tps)
         return plan.requested_spans(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
 
-    def holding(self, spans: Spans) -> Spans:
+    def select_with_records(self, spans: Spans) -> Spans:
         """Return the parts of the spans that may have records."""
         return spans
 
@@ -86,7 +86,7 @@ class KafkaSource:
         return [StageTask(index, offset_ranges(point)) for index, point in enumerate(points)]
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context with the settings that tasks need: none, because tasks resolve Kafka's references."""
+        """Return the context unchanged: tasks resolve the references in Kafka's properties themselves."""
         return context
 
 

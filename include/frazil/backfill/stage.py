@@ -52,7 +52,7 @@ def stage(
     - StaleBatch: the staged records became unusable and were dropped.
     - OffsetGap: Kafka's retention deleted planned records.
     """
-    backfill.check_wanted()
+    backfill.check_run_not_abandoned()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.
     clear_ended(backfill.opened.tables)
     last = backfill.last()
@@ -70,7 +70,7 @@ def stage(
         backfill.drop()
         raise
     except FileNotFoundError:  # abandoning a backfill deletes its files, even those that no journal names yet
-        backfill.check_wanted()
+        backfill.check_run_not_abandoned()
         raise
 
 
@@ -89,7 +89,7 @@ def _stage_chunks(
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
-    """Log each notice of the tasks that is not in `logged`, such as of a slower way of reading, and add it there."""
+    """Log the tasks' notices that are not in `logged`, such as about a slower way of reading, and add them to it."""
     for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
         logged.add(notice)

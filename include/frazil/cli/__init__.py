@@ -1,4 +1,4 @@
-"""The `frazil` command. With a Python that frazil does not support, importing it ends the process with one sentence."""
+"""The `frazil` command. On an unsupported Python version, importing this package ends the process with one sentence."""
 
 from __future__ import annotations
 

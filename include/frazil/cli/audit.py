@@ -30,7 +30,7 @@ NOT_COMPARED = 3
     default=False,
     help="Also read the records from Kafka, as independent evidence. Off by default, because it reads the topic.",
 )
-@click.option("--last", "length", type=DurationText(), help="Only commits of this time up to now: 1h, 30m, 7d.")
+@click.option("--last", "length", type=DurationText(), help="Only commits of the last 1h, 30m or 7d, for example.")
 @click.option("--from", "begin", type=MomentText(), help="Only commits since this time: ISO 8601 with a zone.")
 @click.option("--to", "end", type=MomentText(), help="With --from: only commits before this time. Default: now.")
 def audit(  # noqa: PLR0913 - a command's options
@@ -48,7 +48,7 @@ def audit(  # noqa: PLR0913 - a command's options
     Reads the Kafka coordinates in the stream's table and dead-letter table, and compares them range by range with the
     commit records. With --source, it also compares them with the records that Kafka still has. Records that retention
     deleted are only compared with the commit records, and noted. A writer may run meanwhile. With --last or --from,
-    only batches committed in that time are audited, and only data files that may have their records are read.
+    only batches committed in that time are audited, and only data files that may contain them are read.
 
     Prints a sentence for each finding. Exits with 1 if anything is wrong, with 3 if nothing is wrong but something
     could not be compared, and with 0 otherwise.
@@ -76,9 +76,9 @@ def parse_period(
     Raises click.UsageError if the options contradict each other.
     """
     if length is not None and (begin or end):
-        raise click.UsageError("--last excludes --from and --to: give one period")
+        raise click.UsageError("--last cannot be combined with --from or --to: give one period")
     if end is not None and begin is None:
-        raise click.UsageError("--to requires --from, the start of the time")
+        raise click.UsageError("--to requires --from, the start of the period")
     if length is None and begin is None:
         return None
     try:
@@ -146,14 +146,14 @@ def _summary(result: Audit) -> str:
     if result.window and not result.batches:
         return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):
-        return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows what waits."
+        return f"Stream {result.stream} has committed nothing yet. `frazil status {result.stream}` shows why."
     if not result.complete:
         reason, *others = _not_compared_findings(result)
         where = "" if reason.where == result.stream else f"{reason.where}: "
         more = f"; and {counted(len(others), 'more note')}" if others else ""
         return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
     if result.partitions:
-        detail = ", and each key is as Kafka's newest record has it" if result.by_key else ", each offset once"
+        detail = ", and each key matches its newest record in Kafka" if result.by_key else ", each offset once"
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"
@@ -162,4 +162,5 @@ def _summary(result: Audit) -> str:
 
 
 def _not_compared_findings(result: Audit) -> list[Finding]:
+    """Return the findings that say what was not compared."""
     return [f for f in result.findings if f.kind is FindingKind.NOT_COMPARED]

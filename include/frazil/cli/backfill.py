@@ -1,4 +1,4 @@
-"""`frazil backfill`: runs a backfill from a terminal, as the DAG `frazil_backfill` does, or shows or ends one."""
+"""`frazil backfill`: runs a backfill from a terminal, like the DAG `frazil_backfill`; or shows or abandons one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from frazil.spec.units import counted
 
 
 class Bound(click.ParamType[datetime | Offsets]):
-    """A Kafka timestamp, or offsets."""
+    """Parameter type: a Kafka timestamp or offsets."""
 
     name = "time-or-offsets"
 
@@ -121,6 +121,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
 
 
 def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
+    """Return the backfill request that the command's options describe."""
     files = wanted["files"]
     raw: dict[str, Any] = {
         "stream": stream,
@@ -142,7 +143,7 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
     if as_json:
         echo_json(last)
     elif last is None:
-        echo(f"Stream {spec.name} never had a backfill.")
+        echo(f"Stream {spec.name} has never had a backfill.")
     else:
         repeats = "; repeats do not become rows" if spec.dedupe else ""
         staged = f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
@@ -160,17 +161,20 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _staged_noun(spec: StreamSpec) -> str:
-    """Return what a backfill stages: a row, a change to be merged, or, with dedupe, a record that may repeat a row."""
+    """Return the noun for what a backfill stages: "row", "change" for an upsert, or "record" with dedupe, because a
+    record may repeat a row.
+    """
     return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:
+    """Show the open backfill, ask, and abandon it."""
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return
     staged = counted(last.records, _staged_noun(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
-    echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; main has none of them.")
+    echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; none of them is on main.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # The backfill may have been published while the prompt waited.
     echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=current_user()).state}.")

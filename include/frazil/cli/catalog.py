@@ -27,10 +27,10 @@ from frazil.table.spark_catalog import jar_sets
 @click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="The engine.")
 @json_option
 def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
-    """Print how an engine reads the tables of catalog NAME.
+    """Print the configuration with which a query engine reads the tables of catalog NAME.
 
-    NAME defaults to the default catalog. Spark, DuckDB and PyIceberg get Python to paste, Trino a properties file.
-    Secrets are not printed: references to environment variables replace them.
+    NAME defaults to the default catalog. Prints Python code for Spark, DuckDB and PyIceberg, and a properties file
+    for Trino. Secrets are not printed: references to environment variables replace them.
 
     \b
     Example:
@@ -86,14 +86,14 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     "--storage",
     type=click.Choice(list(STORAGES)),
     multiple=True,
-    help="An additional storage of tables, besides folders. Default: those whose packages are installed.",
+    help="A storage that holds tables, in addition to folders. Default: all whose packages are installed.",
 )
 @json_option
 def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
-    """Pack this Python, with everything that executors need to stage records, for `resources.package`.
+    """Pack this Python installation for `resources.package`, with everything that executors need to stage records.
 
-    The archive does not contain Airflow and PySpark, which the cluster has. Create the archive again after each upgrade
-    of frazil: a writer refuses executors of another version.
+    The archive contains neither Airflow nor PySpark, which the cluster provides. Create the archive again after each
+    upgrade of frazil: a writer refuses executors of another version.
 
     \b
     Example:

@@ -119,7 +119,7 @@ def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tu
 
 
 def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
-    """Whether a backfill or replay was, or may have been, published after the default table was loaded."""
+    """Return whether a backfill or replay was, or may have been, published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
     now = read_backfill(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
@@ -130,6 +130,10 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[CutStream], Tables]:
+    """Return the streams' table handles, their records for `find_cut`, and the loaded tables.
+
+    With `complete`, raises TableLost or RouteBehind if rows are missing.
+    """
     streams: list[StreamTables] = []
     histories: list[CutStream] = []
     tables: Tables = {}
@@ -150,7 +154,7 @@ def _load_streams(
             if complete:
                 _check_complete(spec, opened, routed)
         elif default_marker is not None and default_marker.routed is not None and complete:
-            echo(f"stream {name} had a route: the tables that it made are not part of this cut", err=True)
+            echo(f"stream {name} no longer has a route: its former tables are not in this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
         own = opened.main.identifier, opened.dead_letters.identifier
         histories.append(CutStream(name, *own, tuple(routed), since))
@@ -194,13 +198,15 @@ def _tag(name: str, found: Cut, tables: Tables) -> None:
 
 
 def _untag(name: str, tables: Tables) -> None:
+    """Remove the tag from all tables that have it. Raises FrazilError if none has it."""
     removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRIES)]
     if not removed:
-        raise FrazilError(f"no table has a tag {TAG}{name}: {', '.join(tables)}")
+        raise FrazilError(f"no table has the tag {TAG}{name}; tables searched: {', '.join(tables)}")
     echo(f"{TAG}{name} is removed from {', '.join(removed)}")
 
 
 def select(engine: Engine, catalog: str, table: CutTable) -> str:
+    """Return a SELECT statement that reads the table's snapshot with an engine."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

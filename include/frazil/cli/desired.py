@@ -25,13 +25,16 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired
 
 MAX_NAMED_ENDS = 5
+"""Maximum number of topic-partitions that `frazil resume --accept` names."""
 _reason_option = click.option(
     "--reason", default="", callback=check_reason, help="Reason; shown in the log and by `frazil status`."
 )
 
 
 def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
-    """Add the common options to a command. With the name of a shared application, it runs for each of its streams."""
+    """Add the common options to a command. If its argument is a shared application, run it for each of the
+    application's streams.
+    """
 
     @wraps(command)
     def each(stream: str, streams_folder: Path, reason: str, *, as_json: bool, **more: Any) -> None:
@@ -71,7 +74,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     stops = _foreground_writer(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
-    output.say(f"{stream} is paused: {stops}. No supervisor starts one before `frazil resume {stream}`.")
+    output.say(f"{stream} is paused: {stops}. No supervisor starts one until `frazil resume {stream}`.")
     _report_scope(spec, desired, output)
     if problem:
         echo(problem, err=True)
@@ -83,7 +86,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
 @click.option(
     "--accept",
     is_flag=True,
-    help="After CircuitOpen: accept the rejected records that Kafka has now as dead letters, however many they are. "
+    help="After CircuitOpen: let all rejected records that Kafka has now become dead letters, however many they are. "
     "Later ones count again.",
 )
 def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOutput, accept: bool) -> DesiredStore:
@@ -107,8 +110,8 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
     if _foreground_writer(stream):
         starts = "it runs in the foreground"
     elif _lost_table(spec, desired):
-        starts = "its writer cannot continue before its table is back"
-    output.say(f"{stream} is to run: {starts}.")
+        starts = "its writer cannot continue until its table is restored"
+    output.say(f"{stream} is resumed: {starts}.")
     _report_scope(spec, desired, output)
     return desired
 
@@ -135,14 +138,14 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     desired.restart(by=current_user(), reason=reason)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
     if _lost_table(spec, desired):
-        starts = "it cannot continue before its table is back"
+        starts = "it cannot continue until its table is restored"
     output.say(f"{stream} gets a new writer: {starts}.")
     _report_scope(spec, desired, output)
     return desired
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    """Accept rejected records up to the current ends of the topics.
+    """Let all rejected records before the current ends of the topics become dead letters.
 
     Later records are not accepted, because the user has not seen them.
     """
@@ -165,14 +168,18 @@ def _lost_table(spec: StreamSpec, desired: DesiredStore) -> str | None:
 
 
 def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
-    """Print a notice if the desired state applies to this host only, because no table exists to store it with."""
+    """Print a notice if the desired state applies to this host only, because the stream has no table that could store
+    it.
+    """
     if not desired.is_with_table:
         why = _lost_table(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This applies to this host only, because {why}.")
 
 
 def _foreground_writer(stream: str) -> str | None:
-    """Return how to end a writer that a user runs on this host without a supervisor; None if no such writer runs."""
+    """Return a sentence part that says how to end this host's writer without a supervisor; None if no such writer
+    runs.
+    """
     observed = open_launcher(stream).observe()
     if observed.process is not ProcessState.FOREGROUND:
         return None

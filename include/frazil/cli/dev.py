@@ -46,18 +46,18 @@ def dev() -> None:
 
 
 @dev.command()
-@click.option("--kafka-port", type=Port, help="Kafka's port. Default: the last one, initially 9092.")
+@click.option("--kafka-port", type=Port, help="Kafka's port. Default: the one last used, initially 9092.")
 @click.option("--registry", is_flag=True, help="Also start Apicurio, a schema registry with Confluent's API.")
-@click.option("--registry-port", type=Port, help="The registry's port. Default: the last one, initially 8081.")
+@click.option("--registry-port", type=Port, help="The registry's port. Default: the one last used, initially 8081.")
 @click.option("--object-store", is_flag=True, help="Also start SeaweedFS: S3, and an Iceberg REST catalog.")
-@click.option("--object-store-port", type=Port, help="The port of S3. Default: the last one, initially 8333.")
-@click.option("--catalog-port", type=Port, help="The REST catalog's port. Default: the last one, initially 8181.")
+@click.option("--object-store-port", type=Port, help="The port of S3. Default: the one last used, initially 8333.")
+@click.option("--catalog-port", type=Port, help="The REST catalog's port. Default: the one last used, initially 8181.")
 @click.option("--postgres", is_flag=True, help="Also start PostgreSQL, for a catalog.")
-@click.option("--postgres-port", type=Port, help="PostgreSQL's port. Default: the last one, initially 5432.")
+@click.option("--postgres-port", type=Port, help="PostgreSQL's port. Default: the one last used, initially 5432.")
 @click.option("--spark-cluster", is_flag=True, help="Also start a standalone Spark cluster: a master and two workers.")
-@click.option("--spark-port", type=Port, help="The Spark master's port. Default: the last one, initially 7077.")
+@click.option("--spark-port", type=Port, help="The Spark master's port. Default: the one last used, initially 7077.")
 @click.option("--airflow", is_flag=True, help="Also start Airflow, with the dags/ and plugins/ of this folder.")
-@click.option("--airflow-port", type=Port, help="Airflow's port. Default: the last one, initially 8080.")
+@click.option("--airflow-port", type=Port, help="Airflow's port. Default: the one last used, initially 8080.")
 @json_option
 def up(  # noqa: PLR0913 - a command's options
     *,
@@ -75,7 +75,7 @@ def up(  # noqa: PLR0913 - a command's options
     airflow_port: int | None,
     as_json: bool,
 ) -> None:
-    """Start Kafka, and the servers given by options.
+    """Start Kafka, and the servers that the options select.
 
     Running servers stay as they are. The first start fetches JVM jars: about 50 MB, and 160 MB more for the registry.
     With an object store or PostgreSQL, the command writes the .pyiceberg.yaml of their catalogs, with the passwords,
@@ -119,6 +119,7 @@ def up(  # noqa: PLR0913 - a command's options
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
+    """Print the settings with which streams use these servers, unless they are the defaults."""
     if kafka.port != DEFAULT_KAFKA_PORT and os.environ.get("FRAZIL_KAFKA") != kafka.bootstrap:
         output.say(f"\nBy default, streams connect to Kafka on port {DEFAULT_KAFKA_PORT}. To change this:\n")
         output.say(f"  export FRAZIL_KAFKA={kafka.bootstrap}")
@@ -155,7 +156,7 @@ def down(*, as_json: bool) -> None:
 @dev.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Show the servers that run, and their addresses. Exits with 1 if none runs.
+    """Show which servers run, and their addresses. Exits with 1 if none runs.
 
     \b
     Example:
@@ -186,6 +187,7 @@ class Parts:
     airflow: EmbeddedAirflow
 
     def servers(self) -> dict[str, process.Server | None]:
+        """Return the process of each server by the server's name; None if it does not run."""
         return {
             "kafka": self.kafka.server(),
             "registry": self.registry.server(),
@@ -196,6 +198,7 @@ class Parts:
         }
 
     def addresses(self) -> dict[str, str]:
+        """Return the address of each server by the server's name."""
         return {
             "kafka": self.kafka.bootstrap,
             "registry": self.registry.url,
@@ -212,6 +215,7 @@ def parts() -> Parts:
 
 
 def _kafka(port: int | None = None) -> EmbeddedKafka:
+    """Return the embedded Kafka. `port` defaults to the port last used. The other servers' functions do the same."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 
@@ -222,6 +226,7 @@ def _registry(port: int | None = None) -> EmbeddedRegistry:
 
 
 def _airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
+    """Return the embedded Airflow. `bootstrap` is the address of its Kafka."""
     folder = dev_airflow()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
     port = port or process.last_port(folder) or DEFAULT_AIRFLOW_PORT
@@ -229,7 +234,9 @@ def _airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedA
 
 
 def _checkout() -> Path:
-    """Return the current folder if it has a dags/ folder; otherwise the project from which frazil was installed."""
+    """Return the current folder if it has a dags/ folder; otherwise the source folder from which frazil was
+    installed.
+    """
     here = Path.cwd()
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
@@ -252,6 +259,7 @@ def _spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
 
 
 def _document(embedded: Parts) -> dict[str, Any]:
+    """Return the servers and their addresses for --json."""
     servers, addresses = embedded.servers(), embedded.addresses()
     names = {name: name for name in ("kafka", "registry", "object-store", "postgres")}
     names |= {"spark": "spark-master", "airflow": "api-server"}

@@ -38,6 +38,7 @@ MAX_SHOWN_CHARACTERS = 200
 
 
 def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
+    """Click callback: return the reasons. Raises BadParameter if one is not the name of an error class."""
     for reason in reasons:
         if not re.fullmatch(ERROR_CLASS, reason):
             raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
@@ -84,7 +85,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
         echo(
-            f"A replay of stream {stream} ({backfill.request['dead-letters']}) runs, or was interrupted: "
+            f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted: "
             f"`frazil dlq replay {stream}` finishes it.",
             err=True,
         )
@@ -93,8 +94,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
 @dlq.command()
 @_selection_options
 @_all_option
-@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="How many to show.")
-@click.option("--decrypt", is_flag=True, help="Show what a stream with sensitive fields keeps encrypted.")
+@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="Number of dead letters to show.")
+@click.option("--decrypt", is_flag=True, help="Decrypt what a stream with sensitive fields stores encrypted.")
 def show(  # noqa: PLR0913 - a command's options
     stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, limit: int, decrypt: bool, **which: Any
 ) -> None:
@@ -128,7 +129,7 @@ def show(  # noqa: PLR0913 - a command's options
 @_selection_options
 @click.option("--because", required=True, callback=check_reason, help="Reason; kept with each dead letter.")
 @click.option(
-    "--by", default=current_user, show_default="the user who runs the command", help="Who; kept with each one."
+    "--by", default=current_user, show_default="the user who runs the command", help="User; kept with each dead letter."
 )
 @click.option("--dry-run", is_flag=True, help="Count the dead letters, and change nothing.")
 @yes_option
@@ -156,7 +157,7 @@ def discard_(  # noqa: PLR0913 - a command's options
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
-            f"Dead letters that replay {backfill.id} added to the main table are not discarded: the replay removes "
+            f"Dead letters that the replay {backfill.id} added to the main table are not discarded: the replay removes "
             f"them once each table has its rows. `frazil dlq replay {stream}` continues it, or shows which table to "
             f"fix or to give up (`frazil route {stream}`).",
             err=True,
@@ -166,13 +167,13 @@ def discard_(  # noqa: PLR0913 - a command's options
 @dlq.command("replay")
 @_selection_options
 @click.option("--dry-run", is_flag=True, help="Show which dead letters would fail again and why, and change nothing.")
-@click.option("--yes", is_flag=True, expose_value=False, help="Accepted as elsewhere: a replay never asks.")
-@click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
+@click.option("--yes", is_flag=True, expose_value=False, help="Has no effect, because a replay never asks.")
+@click.option("--run", help="Id for schedulers that retry. A run that an operator abandoned is not started again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
-    """Decode dead letters of STREAM with today's declaration.
+    """Decode dead letters of STREAM again, with the current declaration.
 
     Dead letters that decode now become rows, or are merged, in one commit, and are no longer dead letters. The others
-    stay, with today's error before the earlier one. If interrupted, run the command again: it continues. A writer may
+    stay, with the new error before the earlier one. If interrupted, run the command again: it continues. A writer may
     run meanwhile.
 
     \b
@@ -229,6 +230,7 @@ def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
 def _nothing_sentence(
     stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
 ) -> str:
+    """Return a sentence for a discard or replay that had nothing to do, with the reason."""
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -236,7 +238,7 @@ def _nothing_sentence(
         why = f"all dead letters{match} are left out"
     else:
         why = f"no dead letters are left{match}"
-    return f"Stream {stream}: nothing {purpose}, for {why}."
+    return f"Stream {stream}: nothing {purpose}, because {why}."
 
 
 def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
@@ -271,6 +273,7 @@ def _counts(done: ReplayResult) -> dict[str, int]:
 
 
 def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
+    """Return the numbers of dead letters that a replay leaves out, by reason, for --json."""
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
@@ -301,5 +304,5 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenSt
         existing = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
         if unknown := sorted({*reasons} - existing):
             hint = f"; existing reasons: {', '.join(sorted(existing))}" if existing else ""
-            echo(f"Stream {stream} has no dead letters of {', '.join(unknown)}{hint}.", err=True)
+            echo(f"Stream {stream} has no dead letters with the reason {', '.join(unknown)}{hint}.", err=True)
     return opened

@@ -23,6 +23,7 @@ SIGNS = {
     State.WRONG: ("✗", "red"),
     State.SKIPPED: ("–", "dim"),
 }
+"""Sign and color of each state."""
 
 
 @click.command()
@@ -66,7 +67,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
         echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
     else:
         skipped = f", {counts[State.SKIPPED]} not checked" if counts[State.SKIPPED] else ""
-        counted = f"{counts[State.WRONG]} wrong, {counts[State.WARNING]} to look at, {counts[State.OK]} in order"
+        counted = f"{counts[State.WRONG]} wrong, {counts[State.WARNING]} to check, {counts[State.OK]} in order"
         echo(f"\n{counted}{skipped}")
     if counts[State.WRONG]:
         raise SystemExit(1)
@@ -80,7 +81,8 @@ def _show(finding: Finding) -> None:
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and its servers' ports.
+    """Return the environment of the Airflow to check, the default ports of `frazil dev up`, and the ports in use by its
+    servers.
 
     If the Airflow of `frazil dev up --airflow` runs, it is the one to check.
     """

@@ -22,7 +22,7 @@ from frazil.table.renamed import ColumnChanges, change_columns, check_changes, l
 
 
 class RenameText(click.ParamType[tuple[str, str]]):
-    """A column's old and new name."""
+    """Parameter type: a column's old and new name, `old=new`."""
 
     name = "old=new"
 
@@ -66,8 +66,10 @@ def evolve(  # noqa: PLR0913 - one for each option
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in NAMED_FIELDS:
         raise SpecError(
-            f"stream {stream!r}: records of source.format {spec.source.format.type} have no field names that could "
-            "differ from the columns'. Stop the writer, rename the column with an engine, and edit the declaration"
+            f"stream {stream!r}: columns cannot be changed while the writer runs, because records of source.format "
+            f"{spec.source.format.type} have no field names that could differ from the columns'. Stop the writer, "
+            "change "
+            "the column with a query engine, and edit the declaration"
         )
     table = read_stream(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
@@ -87,7 +89,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     for each, found in changes:  # if one fails, the writer's next start changes it
         change_columns(each, found, fixed=fixed)
     for old, new in wanted.renames.items():
-        output.say(f"Column {old} is now {new}; records fill it by either name.")
+        output.say(f"Column {old} is now {new}; records may use either name.")
     for name in wanted.drops:
         output.say(f"Column {name} is dropped; records' fields of that name are ignored.")
     declared = {column.name for column in spec.columns}
@@ -99,7 +101,9 @@ def evolve(  # noqa: PLR0913 - one for each option
 
 
 def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Map each column that must keep its name to the reason: the table, the declaration or frazil relies on it."""
+    """Return the columns that must keep their names, each with the reason: the table, the declaration or frazil relies
+    on the name.
+    """
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")

@@ -30,12 +30,17 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 LIVE_INTERVAL_S = 0.5
+"""Time (s) between updates of the live line."""
 WAIT_REPORT_INTERVAL_S = 30.0
+"""Time (s) for which a wait must last before it is shown, and between lines about it."""
 MAX_WAITING_LINES = 1000
-"""Maximum number of lines that are buffered while the terminal is blocked. Twice as many if the last explain an end."""
+"""Maximum number of lines that are buffered while the terminal is blocked. Lines that explain why the writer ended may
+exceed it, up to twice as many.
+"""
 CLEAR = "\r\x1b[K"
+"""Terminal control sequence that clears the current line."""
 MAX_SIGNAL_DELAY_S = 0.5
-"""Maximum time (s) by which the handler of a signal may be delayed."""
+"""Maximum delay (s) of a signal handler."""
 
 
 class WriterPipe(logging.Handler):
@@ -52,26 +57,30 @@ class WriterPipe(logging.Handler):
         self._omitted = 0
 
     def say(self, line: str) -> None:
+        """Send a line for the user."""
         self._write("say", line)
 
     def report(self, document: Mapping[str, object]) -> None:
-        """Send one JSON document. It is printed if standard output is for programs (--json)."""
+        """Send a JSON document, which is printed only with --json."""
         self._write("report", json.dumps(document))
 
     def complain(self, line: str) -> None:
+        """Send a line that explains why the writer ends."""
         self._write("complain", line)
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Send a log record as a warning."""
         self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
+        """Write a line. If the pipe is full, count the line as omitted instead."""
         if self._omitted and self._try_write("say", omitted_text(self._omitted)):
             self._omitted = 0
         if self._omitted or not self._try_write(kind, line):
             self._omitted += 1
 
     def _try_write(self, kind: str, line: str) -> bool:
-        """Write a line, and return False if the pipe is full."""
+        """Write a line. Return False if the pipe is full."""
         try:
             os.write(self._fd, _frame(kind, line))
         except BlockingIOError:
@@ -83,7 +92,7 @@ class WriterPipe(logging.Handler):
 
 def omitted_text(count: int) -> str:
     """Return the line that replaces `count` lines that the terminal did not accept in time."""
-    return f"... {counted(count, 'line')} not shown, because the terminal blocked; the log has them"
+    return f"... {counted(count, 'line')} not shown, because the terminal was blocked; the log has them"
 
 
 def _frame(kind: str, line: str) -> bytes:
@@ -112,7 +121,10 @@ class Terminal:
         self.complained = False
 
     def listen(self, fd: int, *, writer: int) -> None:
-        """Queue the writer's messages for display until the writer ends. Does not wait until they are displayed."""
+        """Queue the writer's messages for display until the writer ends. Does not wait until they are displayed.
+
+        `writer` is the writer's pid.
+        """
         self._printer = Thread(target=self._print, args=(writer,), name="terminal", daemon=True)
         self._printer.start()
         rest = b""
@@ -124,10 +136,10 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes and return them. Signal handlers run while this waits.
+        """Wait for bytes and return them. Signal handlers run during the wait.
 
-        A signal that arrives just before a call blocks does not interrupt the call, and the signal's handler would run
-        only when the call returns. Therefore the call has a timeout.
+        A signal that arrives just before a blocking call does not interrupt the call, and its handler would run only
+        when the call returns. Therefore the call has a timeout.
         """
         while not select.select([fd], [], [], MAX_SIGNAL_DELAY_S)[0]:
             pass
@@ -151,6 +163,7 @@ class Terminal:
             self._queue(sys.stdout, line)
 
     def warn(self, line: str) -> None:
+        """Queue a line for standard error."""
         self._queue(sys.stderr, line)
 
     def complain(self, line: str) -> None:
@@ -159,6 +172,7 @@ class Terminal:
         self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
 
     def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
+        """Queue a line. If `limit` lines are queued already, count the line as omitted instead."""
         if self._lines.qsize() >= limit:
             self._omitted += 1
             return
@@ -168,6 +182,7 @@ class Terminal:
         self._lines.put((stream, line))
 
     def _print(self, writer: int) -> None:
+        """Print queued lines until `close` is called, and update the live line meanwhile."""
         while True:
             try:
                 item = self._lines.get(timeout=LIVE_INTERVAL_S)
@@ -181,6 +196,7 @@ class Terminal:
             self._show(item[0], f"{item[1]}\n")
 
     def _show(self, stream: TextIO, text: str) -> None:
+        """Write text to a stream. If nothing reads the stream any longer, discard this and later output."""
         encoding = stream.encoding or "utf-8"
         try:
             stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -192,6 +208,7 @@ class Terminal:
             self._on_gone()
 
     def _show_live(self, writer: int) -> None:
+        """Update the live line from the writer's heartbeat. `writer` is the writer's pid."""
         if not self._live:
             return
         heartbeat = Heartbeat.read(self._exchange)
@@ -200,7 +217,9 @@ class Terminal:
 
 
 def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
-    """Describe what a writer is doing, and for how long. `heartbeat` is None before its first heartbeat."""
+    """Return a line that says what a writer is doing, and for how long. `heartbeat` is None before its first
+    heartbeat.
+    """
     if heartbeat is None:
         return "starting"
     batch = f"batch {heartbeat.epoch}-{heartbeat.batch}"
@@ -222,6 +241,7 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
+    """Return a committed batch as a JSON document."""
     counts = {"records": batch.records, "rejected": batch.rejected, "files": batch.files, "bytes": batch.bytes}
     return {"batch": str(batch.key), **counts, "stage-s": batch.stage_s, "commit-s": batch.commit_s}
 
@@ -229,9 +249,9 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 class WaitReporter:
     """Decides when to show what a writer waits for: after half a minute, and then every half minute.
 
-    The writer reports the wait at each attempt. A wait ends when a batch begins after a commit and nothing was reported
-    since that commit. So commits do not end a wait that is reported after each commit, such as one for routed tables
-    that are missing rows.
+    The writer reports the wait at each attempt. A wait ends when a batch begins and nothing was reported since the last
+    commit. A wait that is reported after each commit therefore continues, such as one for routed tables that are
+    missing rows.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -249,10 +269,11 @@ class WaitReporter:
         return None if first else f"waiting: {sentence}"
 
     def batch_committed(self) -> None:
+        """Record that a batch was committed."""
         self._none_since_commit = True
 
     def batch_began(self) -> None:
-        """Record that a batch begins, or is tried again."""
+        """Record that a batch begins or is retried."""
         if self._none_since_commit:
             self._reported_at = None
 
@@ -294,6 +315,7 @@ class Totals:
         return self._end_text(how, "into" if self._merges else "in")
 
     def _end_text(self, how: str, into: str) -> str:
+        """Return a line with the totals. `how` says how the run ended; `into` is the preposition before the table."""
         if not self.records and not self.rejected and not self.filtered:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._records_text(self.records)} {into} {self._tables}"
@@ -301,7 +323,7 @@ class Totals:
             kept, repeats = counted(self.records - self._dropped, "row"), counted(self._dropped, "repeat")
             rows = f"{counted(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
         elif self._drops_repeats:
-            rows = f"{counted(self.records, 'record')} for {self._tables}, less those that repeat others"
+            rows = f"{counted(self.records, 'record')} for {self._tables}, including repeats that were dropped"
         rows += f", {counted(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
         if self.rejected:
             rows += f", {counted(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
@@ -316,7 +338,7 @@ class Totals:
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
 
     def _records_text(self, records: int) -> str:
-        """Describe the number of committed records.
+        """Return the number of committed records with a noun.
 
         An upsert stream counts changes, because a later change may replace a change before it becomes a row.
         """

@@ -45,7 +45,9 @@ from frazil.table.tables import load_stream_table
 from frazil.timetext import ago, utc
 
 MAX_PARTITIONS = 20
+"""Maximum number of partitions shown; --json has all."""
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
+"""Columns of the overview, in the order of the cells of a row."""
 WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 """Columns that are left out on a narrow terminal."""
 
@@ -54,16 +56,18 @@ WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 class TableReport:
     """The result for one table.
 
-    `health` is null if the table does not exist yet, or cannot be measured (see `problem`).
+    `health` is None if the table does not exist yet, or cannot be measured (see `problem`).
     """
 
     table: str
     kind: TableKind
     health: TableHealth | None = None
     ratios: Mapping[str, float] = field(default_factory=dict)
+    """Averages and ratios of `health`, by name."""
     beyond: tuple[Reading, ...] = ()
     """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
     problem: str | None = None
+    """Why the table is missing or cannot be measured; None if it is neither."""
     missing: bool = False
     """Whether the catalog no longer has the table, although its stream once had it or rows wait for it."""
 
@@ -80,7 +84,7 @@ class StreamReport:
 @table_argument(required=False)
 @streams_option
 @json_option
-@click.option("--deep", is_flag=True, help="Also read the manifests: files by partition.")
+@click.option("--deep", is_flag=True, help="Also read the manifests, and show files by partition.")
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
     """Show the size and layout of tables, and what is wrong with streams.
 
@@ -139,10 +143,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _with_missing(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    """Add the reports of tables that streams once had and catalogs have lost. Tables of templates come last.
+    """Return the reports, with those of tables that streams once had and catalogs have lost. Tables from name templates
+    come last.
 
-    Also returns the errors of streams whose missing tables cannot be determined, by route. Leaves out errors that a
-    table's own report already has.
+    Also returns the errors of streams whose missing tables cannot be determined, by route. Errors that a table's own
+    report already has are left out.
     """
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
@@ -193,6 +198,7 @@ def _dead_letters_dropped(table: MaintainedTable) -> str | None:
 
 
 def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
+    """Measure a table. `health` is None in the report if the table does not exist."""
     found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
         return TableReport(maintained.name, maintained.kind)
@@ -232,7 +238,10 @@ def _problem(error: Exception) -> str:
 def _report_if_possible(
     requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
-    """Measure a table. Returns None if only its name fits a route's template, but the route did not create it."""
+    """Measure a table; an error becomes the report's `problem`.
+
+    Returns None for a table that fits a route's name template but was not created by the route.
+    """
     try:
         return requests.run(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
     except MadeElsewhere:
@@ -249,7 +258,7 @@ def _stream_report(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) 
 
 
 def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
-    """Map each table to the alert rules whose thresholds its streams exceed."""
+    """Return the alert rules whose thresholds are exceeded by the streams of each table."""
     rules: dict[str, list[str]] = {}
     for stream in running:
         rules.setdefault(stream.state.table, []).extend(f"{r.rule}:{stream.state.name}" for r in stream.beyond)
@@ -326,7 +335,7 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
         return "unknown"
     return (
         f"{recent.files:,} of the last {counted(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit, a tenth of them at most {rounded_bytes(recent.p10_bytes)}"
+        f"partition and commit, the smallest 10 % of at most {rounded_bytes(recent.p10_bytes)}"
     )
 
 

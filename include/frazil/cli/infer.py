@@ -47,7 +47,7 @@ def infer(  # noqa: PLR0913 - one for each option
 
     The sample is from the beginning and the end of each partition. Columns get types; a column that every record has is
     required, if 100 records or more were read. With a schema registry, the columns come from the newest version of
-    TOPIC-value and from the schemas whose ids the sample has: Avro, or JSON Schema. Comments give the evidence: how
+    TOPIC-value and from the Avro or JSON schemas whose ids are in the sample. Comments give the evidence: how
     many records do not fit, which other columns may be the event time, how much data comes in a day. Security settings
     come from source.properties and source.format.registry of _defaults.yaml.
 
@@ -73,7 +73,7 @@ def infer(  # noqa: PLR0913 - one for each option
 
 
 def _registry(folder: Path, url: str | None) -> Registry | None:
-    """Return the registry of the folder's defaults file, with `url` if that is given; None if neither is given."""
+    """Return the registry of the folder's defaults file, with its URL replaced by `url` if given; None without both."""
     file = folder / DEFAULTS_FILE
     declared = _source(folder).get("format")
     registry = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
@@ -91,7 +91,7 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
 
 
 def _properties(folder: Path, servers: str | None) -> dict[str, str]:
-    """Return the Kafka properties of the folder's defaults file, with the brokers `servers` if they are given."""
+    """Return the Kafka properties of the folder's defaults file. `servers`, if given, replaces its brokers."""
     file, source = folder / DEFAULTS_FILE, _source(folder)
     properties = _mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
@@ -106,6 +106,7 @@ def _properties(folder: Path, servers: str | None) -> dict[str, str]:
 
 
 def _source(folder: Path) -> Mapping[str, Any]:
+    """Return the section `source` of the folder's defaults file."""
     return _mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
 
 
@@ -118,5 +119,6 @@ def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mappi
 
 
 def _stream_name(topic: str) -> str:
+    """Convert a topic's name to a valid name of a stream."""
     name = re.sub(r"[^a-z0-9_-]+", "_", topic.lower()).strip("_-")[:60]
     return name if name[:1].isalpha() else f"t_{name}"

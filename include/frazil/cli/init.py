@@ -29,7 +29,7 @@ backfill = frazil.backfill_dag(STREAMS)
 dead_letters = frazil.dead_letters_dag(STREAMS)
 '''
 DECLARATIONS_DAGS = '''\
-"""Says in Airflow's UI which declarations are broken; it has no DAG."""
+"""Reports invalid declarations in Airflow's UI. This file defines no DAG."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "include"
 check_declarations(PROJECT / "streams", aggregations=PROJECT / "aggregations")
 '''
 DEFAULTS = """\
-# What all streams of this folder share. FRAZIL_KAFKA is the brokers' address.
+# Settings that all streams of this folder share. FRAZIL_KAFKA is the brokers' address.
 source: {bootstrap-servers: "${env:FRAZIL_KAFKA}"}
 """
 EXAMPLE = """\

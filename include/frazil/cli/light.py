@@ -37,9 +37,9 @@ def begin_light() -> None:
 
 
 def end_light() -> None:
-    """Turn on garbage collection again, and exclude the imported objects from it.
+    """Turn on garbage collection again, and exclude the objects that exist now from it.
 
-    Does nothing if `begin_light` was not called.
+    Does nothing if `begin_fast_imports` was not called.
     """
     if not gc.isenabled():
         gc.freeze()

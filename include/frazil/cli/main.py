@@ -58,10 +58,12 @@ COMMANDS = {
     "package": "frazil.cli.catalog:package",
     "completion": "frazil.cli.options:completion",
 }
+"""Module and function of each subcommand, as `module:function`."""
 
 WITHOUT_CATALOG = frozenset(
     {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
 )
+"""Subcommands for which the catalog configuration is not checked."""
 
 
 OWN_HOME = frozenset({"dev", "init", "run"})
@@ -126,6 +128,7 @@ class LazyGroup(click.Group):
         return [CompletionItem(name, help=_summary(name).get_short_help_str()) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the list of subcommands without importing their modules."""
         width = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
             formatter.write_dl([(name, _summary(name).get_short_help_str(width)) for name in COMMANDS])

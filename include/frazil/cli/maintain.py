@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 WHOLE_TABLE = "(all)"
 """Name shown for the only partition of an unpartitioned table."""
 MAX_SHOWN = 20
-"""Maximum number of partitions that a dry run prints. With --json, it prints all of them."""
+"""Maximum number of partitions, or of kept snapshots, that a dry run prints. With --json, it prints all of them."""
 
 
 class ActionsText(click.ParamType[tuple[Action, ...]]):
-    """Names of actions, separated by commas."""
+    """Parameter type: names of actions, separated by commas."""
 
     name = "actions"
 
@@ -55,13 +55,13 @@ class ActionsText(click.ParamType[tuple[Action, ...]]):
 
 @click.command()
 @table_options
-@click.option("--actions", type=ActionsText(), default=",".join(Action), show_default=True, help="Only these.")
+@click.option("--actions", type=ActionsText(), default=",".join(Action), show_default=True, help="Only these actions.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
-    """Compact TABLE, rewrite its manifests, and expire its snapshots, each where it is worth the effort.
+    """Compact TABLE, rewrite its manifests, and expire its snapshots, each only if worthwhile.
 
-    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is a declared stream's table, as in its
-    file, a table that a route has created, one of their dead-letter tables, or frazil.signals.
+    A writer may run meanwhile: on a conflict, the writer's commit wins. TABLE is the table of a declared
+    stream, a table that a route has created, one of their dead-letter tables, or frazil.signals.
 
     Exits with 0 even if nothing was to be done or another commit won.
 
@@ -110,7 +110,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
             return session
 
         catalog = open_existing_catalog(found.catalog)
-        with progress("measuring the table, and doing what is due"):
+        with progress("measuring the table, and running the actions that are due"):
             began_ms = clock.now_ms()
             outcomes = run.maintain(spark, catalog, found, actions=tuple(actions), now_ms=began_ms)
             with openlineage_jobs() as jobs:
@@ -120,7 +120,8 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
 
 def local_spark(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark on all cores of this machine, with the jars of one catalog, only on localhost.
+    """Return the settings of a Spark that uses all cores of this machine and listens on localhost only, with one
+    catalog's jars.
 
     The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
     """

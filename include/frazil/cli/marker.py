@@ -1,4 +1,4 @@
-"""`frazil reset`, `adopt` and `forget`: show the consequences of a change of a stream's marker, ask, and change it."""
+"""`frazil reset`, `adopt` and `forget`: change a stream's marker, after showing the consequences and asking."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from frazil.timetext import utc
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to continue. `marker`: there, or at the first offset that Kafka still has. `timestamp`: at a broker's "
-    "time. `table`: where the table is after a rollback.",
+    help="Where to continue. `marker`: at the marker, or at the first offset that Kafka still has. `timestamp`: at a "
+    "broker's time. `table`: where the table is after a rollback.",
 )
 @click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
@@ -103,7 +103,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 
 
 def next_step(stream: str, epoch: int, writer: ProcessState) -> str:
-    """Return the next step after a reset. `writer` is the state of the writer's process on this host. Pure."""
+    """Return a sentence about the next step after a reset. `writer` is the state of the writer's process on this host.
+    Pure.
+    """
     if not writer.is_alive:
         return (
             f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, continues there."
@@ -189,6 +191,7 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
 def _earlier_readers(
     stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
+    """Yield sentences about streams that wrote records of the same topics to this table before."""
     for other, topics in others.items():
         yield (
             f"Stream {other} has read {', '.join(sorted(topics))} into it already: {stream} continues at its position. "
@@ -207,7 +210,7 @@ def _earlier_readers(
 @stream_options
 @yes_option
 def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> None:
-    """Remove everything that frazil keeps of STREAM, except its rows.
+    """Remove everything that frazil stores about STREAM, except its rows.
 
     This removes markers, journals, desired state and run folder. Refuses while a writer of the stream runs on this host
     (exit 9); a writer on another host is fenced. `frazil adopt` lets the stream continue on its rows. Run this before
@@ -243,7 +246,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
 def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
     """Raise SpecError if rows wait for routed tables.
 
-    Only the journals, which are about to be deleted, know the files of these rows.
+    Only the journals list the files of these rows, and the journals are about to be deleted.
     """
     try:
         marker = tables.marker()
@@ -252,11 +255,12 @@ def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
     if marker and (behind := tables_behind(tables, marker)):
         raise SpecError(
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
-            "shows no table, or give them up there"
+            "shows no table, or give them up with its option --give-up"
         )
 
 
 def _rows_since(table: Table) -> str:
+    """Return the number of rows and the time of the oldest snapshot as text."""
     oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
     head = table.current_snapshot()
     rows = live_rows(head) if head else 0

@@ -29,13 +29,13 @@ STREAMS_VARIABLE = "FRAZIL_STREAMS"
 JSON = "--json"
 SHELLS = ("bash", "zsh", "fish")
 UNRESPONSIVE_AFTER_S = 10.0
-"""Time (s) after which a failed request marks its catalog as not responding. Faster failures may be repeated."""
+"""A request that fails after at least this time (s) marks its catalog as unresponsive. Faster failures do not."""
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Return the text of an option that explains an action, or None if it was not given.
+    """Click callback: return the reason given in an option, or None if it was not given.
 
-    Raises click.BadParameter for an unsuitable text, because every host and page shows it. A click callback.
+    Raises click.BadParameter if the reason is not suitable for display, because `frazil status` and the page show it.
     """
     if value is not None and (problem := reason_problem(value)):
         raise click.BadParameter(problem, ctx, param)
@@ -56,7 +56,7 @@ streams_option = click.option(
 
 
 class MomentText(click.ParamType[datetime]):
-    """A time. It must have a time zone, so that it means the same on every machine."""
+    """Parameter type: a time with a time zone, so that it means the same on every machine."""
 
     name = "time"
 
@@ -71,7 +71,7 @@ class MomentText(click.ParamType[datetime]):
 
 
 class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
-    """Offsets as JSON text, or the path of a file with such JSON: `{"topic": {"partition": offset}}`."""
+    """Parameter type: offsets as JSON, `{"topic": {"partition": offset}}`, or the path of a file with such JSON."""
 
     name = "json-or-file"
 
@@ -92,7 +92,7 @@ class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
 
 
 class DurationText(click.ParamType[timedelta]):
-    """A duration as declarations write it, such as `30m`."""
+    """Parameter type: a duration in the syntax of declarations, such as `30m`."""
 
     name = "duration"
 
@@ -140,6 +140,7 @@ def stream_options(command: Callable[..., Any]) -> Any:
 
 
 def table_options(command: Callable[..., Any]) -> Any:
+    """Add the argument TABLE, and the options --streams and --json."""
     return table_argument()(streams_option(json_option(command)))
 
 
@@ -167,7 +168,7 @@ def completion(ctx: click.Context, shell: str) -> None:
 
 
 def current_user() -> str:
-    """Return the user's name; text such as `uid 50000` if the system has none, as in many containers."""
+    """Return the user's name. If the system has none, as in many containers, return text such as `uid 50000`."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -177,19 +178,20 @@ def current_user() -> str:
 class CatalogRequests:
     """Makes one command's requests to catalogs, from several threads.
 
-    After a timeout, further requests to the same catalog fail at once.
+    After a timeout, further requests to the same catalog fail immediately.
     """
 
     def __init__(self) -> None:
         self._timeouts: dict[str | None, CommitUnavailable] = {}
 
     def timed_out(self, catalog: str | None) -> bool:
+        """Return whether a request to the catalog has timed out."""
         return catalog in self._timeouts
 
     def run(self, catalog: str | None, step: Callable[[], A]) -> A:
         """Run `step`, which makes requests to the catalog, and return its result.
 
-        Raises the step's errors. If the catalog did not respond before, raises that error at once.
+        Raises the step's errors. If an earlier request timed out, raises that error without running the step.
         """
         if (timeout := self._timeouts.get(catalog)) is not None:
             raise timeout

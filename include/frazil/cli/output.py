@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INDENT = "    "
+"""Indent of a command that has its own line."""
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
+"""A command after a colon, in backticks, and the punctuation after it."""
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
+"""A word of a command line. Quotes keep words together."""
 WIDE_TERMINAL = 100
-"""Minimum width of a terminal, in characters, that fits a wide table."""
+"""Minimum width of a terminal, in characters, for a table with all columns."""
 PIPE_WIDTH = 200
 """Width of output without a terminal, in characters. It is large, so that long values in tables stay on one line."""
 
@@ -40,8 +43,8 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 def echo_json(document: object) -> None:
     """Print one JSON document.
 
-    Names of dataclass fields become kebab-case, as in the streams' YAML. Values of types that JSON does not have become
-    text.
+    Names of dataclass fields become kebab-case, as in the streams' YAML. Values of types that JSON does not have are
+    printed as strings.
     """
     echo(json.dumps(_plain(document), indent=2, default=str))
 
@@ -56,10 +59,12 @@ class CommandOutput:
     as_json: bool
 
     def say(self, sentence: str) -> None:
+        """Print a sentence. Commands in it get their own lines."""
         for line in split_commands(sentence):
             echo(line, err=self.as_json)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
+        """Print a table."""
         _console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
@@ -121,6 +126,7 @@ def build_table(
 
 
 def field_lines(fields: Mapping[str, str]) -> list[str]:
+    """Return a line per field: its name and its value, aligned."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
@@ -144,7 +150,7 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
 
 
 def is_narrow() -> bool:
-    """Whether the output is a terminal that is too narrow for a wide table."""
+    """Return whether the output is a terminal that is too narrow for a table with all columns."""
     return _console().width < WIDE_TERMINAL
 
 
@@ -224,6 +230,7 @@ def _console(*, err: bool = False) -> Console:
 
 
 def _plain(value: object) -> Any:
+    """Convert a value to JSON's types. Names of dataclass fields become kebab-case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

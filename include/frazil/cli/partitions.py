@@ -1,4 +1,6 @@
-"""`frazil partitions`: shows a table's complete windows; releases windows, or signals them again."""
+"""`frazil partitions`: shows which windows of a table are complete. It also releases held windows, and signals windows
+again.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,10 @@ class SourceStream:
 
     stream: str
     watermark: str | None
+    """None while it is unknown."""
     lateness: str
     held_back_by: str | None
+    """The topic-partition that holds the watermark back, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,17 @@ class Partitions:
 
     table: str
     window: str
+    """Length of the table's windows."""
     complete_to: str | None
-    """End of the last complete window; null while the watermark of a stream is unknown."""
+    """End of the last complete window; None while a stream's watermark is unknown."""
     signalled_from: str | None
+    """Start of the first signalled window; None before the first signal."""
     signalled_to: str | None
+    """End of the last signalled window; None before the first signal."""
     waits_for: str
+    """Why the next window is not complete."""
     held: tuple[str, ...]
+    """Partitions of windows whose signals are held back by a quality gate."""
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
 
@@ -65,13 +74,13 @@ class TemplateTable:
 
 @click.command()
 @table_options
-@click.option("--last", default=24, show_default=True, help="How many of the latest signalled windows to show.")
+@click.option("--last", default=24, show_default=True, help="Number of the latest signalled windows to show.")
 @click.option(
     "--send-again",
     "again",
     multiple=True,
     metavar="DAY",
-    help="Signal a day once more, with its current revisions: for consumers that were paused.",
+    help="Send a day's signals again, with their current revisions, for consumers that were paused.",
 )
 @click.option("--release", "held", metavar="PARTITION", help="Signal a window that its quality gate holds.")
 @click.option("--reason", callback=check_reason, help="With --release: the reason; it is recorded.")
@@ -97,7 +106,7 @@ def partitions(  # noqa: PLR0913 - a command's options
       frazil partitions demo.flights --release 2013-12-30T15 --reason "the source had an outage"
     """
     if bool(held) != bool(reason):
-        raise click.UsageError("--release and --reason belong together")
+        raise click.UsageError("--release requires --reason, and --reason requires --release")
     specs = _find_streams(streams_folder, table)
     table = specs[0].table.identifier
     catalog = open_existing_catalog(specs[0].table.catalog)
@@ -121,16 +130,21 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table. `name` is the table, or one of these streams, whose name has no dot."""
+    """Return the streams that write to a table. `name` is the table's, or that of one of its streams (a stream's name
+    has no dot).
+    """
     specs = valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
         return streams_of(streams_folder, name)
-    echo(f"{name} is a stream of the table {table}, which is shown", err=True)
+    echo(f"{name} is a stream; showing its table {table}", err=True)
     return streams_of(streams_folder, table)
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
+    """Return the state of a table's windows. Raises SpecError if its windows never complete, and an error if the table
+    does not exist.
+    """
     assessment = assess(catalog, specs)
     if assessment is None:
         if specs[0].window is None:
@@ -140,6 +154,7 @@ def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
 
 
 def _window(key: str) -> Window:
+    """Parse a partition key. Raises click.UsageError."""
     try:
         return Window.parse(key)
     except ValueError as error:
@@ -149,7 +164,7 @@ def _window(key: str) -> Window:
 def _windows(key: str, grain: Grain) -> Sequence[Window]:
     """Return all windows of a day.
 
-    Raises click.UsageError for a single hour: the roll-ups of its day would wait for the other hours.
+    Raises click.UsageError for a single hour, because the roll-up of its day would wait for the day's other hours.
     """
     window = _window(key)
     if window.grain is not Grain.DAY:
@@ -158,6 +173,7 @@ def _windows(key: str, grain: Grain) -> Sequence[Window]:
 
 
 def _document(assessment: Assessment, last: int) -> Partitions:
+    """Return the state of a table's windows as a JSON document, with the signals of the last `last` windows."""
     cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:

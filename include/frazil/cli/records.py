@@ -23,10 +23,10 @@ from frazil.spec.units import counted
 @stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
-    """Show what would become of the newest records of STREAM: rows, dead letters, or dropped by the transform.
+    """Show what the newest records of STREAM would become: rows, dead letters, or records that the transform drops.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. Repeats that dedupe drops, and routes, are not shown.
+    come from the end of each topic-partition. Neither repeats nor the tables of a route are determined.
 
     \b
     Example:
@@ -54,7 +54,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
 @streams_option
 @json_option
 def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_json: bool) -> None:
-    """Print the texts of TOKENS that STREAM made from its sensitive fields (`tokenize`), one per line.
+    """Decrypt TOKENS that STREAM created from its sensitive fields (`tokenize`). Prints one text per line.
 
     Without TOKENS, reads them from standard input, one per line. The environment must have the secret that the stream's
     `sensitive.secret` refers to.
@@ -67,15 +67,15 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
 
     declared = find_stream(streams_folder, stream).sensitive
     if declared is None or declared.secret is None:
-        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it made no tokens")
+        raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it has created no tokens")
     secret = Sealer.of(declared.secret, os.environ)
     texts = {}
     for token in tokens or (line.strip() for line in sys.stdin):
         try:
-            texts[token] = secret.revealed(token)
+            texts[token] = secret.decrypt_token(token)
         except ValueError as error:
             raise click.ClickException(
-                f"{token!r} {error}: it was made with another secret, or is incomplete"
+                f"{token!r} {error}: it was created with another secret, or is incomplete"
             ) from None
         if not as_json:
             echo(texts[token])

@@ -35,7 +35,7 @@ from frazil.table.catalogs import catalog_errors
 from frazil.table.made_tables import load_route_tables
 from frazil.timetext import utc
 
-_GIVE_UP_HELP = "Let this table continue as it is; may be repeated."
+_GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeated."
 
 
 @click.command()
@@ -46,9 +46,9 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     """Show which tables of STREAM's route differ from its default table, and why.
 
     With --give-up, a table continues as it is. Rows that wait for the table never reach it, and batches that the
-    default table does not have stay in it. A dropped table is created again, empty; if files of the old table still
-    exist, in another folder. If another table now has the name, that table is used. A table that the route no longer
-    has is not created again: all rows that wait for it are discarded, including rows of a replay.
+    default table does not have stay in it. A dropped table is created again, empty. If files of the old table still
+    exist, the new table gets another folder. If another table now has the name, that table is used. A table that the
+    route no longer includes is not created again: all rows that wait for it are discarded, including rows of a replay.
 
     Exits with 1 if a table differs from the default table. Exits with 0 if no table differs, and always with --give-up.
     Rows of the default table's last batch may take a minute to arrive: they are reported, and do not count as a
@@ -63,7 +63,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     opened = (open_stream if given_up else read_stream)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
-        what = "has no route" if opened.spec.route is None else "was never started: its first start creates its tables"
+        what = "has no route" if opened.spec.route is None else "has never started: its first start creates its tables"
         raise SpecError(f"stream {stream!r} {what}")
     with catalog_errors(opened.tables.main.catalog_name):
         found = _Differences.find(opened, marker)
@@ -80,14 +80,17 @@ class _Differences:
     """The tables of a route that differ from the default table, by kind of difference."""
 
     behind: list[Behind]
+    """Tables that are missing rows of batches or backfills."""
     coming: list[Behind]
     """Tables that are missing only the default table's last batch. The writer may be about to commit it to them."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
     ahead: list[str]
+    """Tables with batches that the default table does not have."""
 
     @classmethod
     def find(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
+        """Compare the route's tables with the default table."""
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         existing = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
         behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, existing)
@@ -98,7 +101,7 @@ class _Differences:
 
     @property
     def has_any(self) -> bool:
-        """Whether a table differs. Rows that are about to be committed do not count."""
+        """Whether a table differs. Rows that the writer may be about to commit do not count."""
         return bool(self.behind or self.dropped or self.ahead)
 
     @property
@@ -119,6 +122,7 @@ class _Differences:
         return {*(each.target for each in self._missing()), *(each.target for each in self.dropped)}
 
     def _missing(self) -> list[Behind]:
+        """Return all tables that are missing rows, whether their rows are about to be committed or not."""
         return [*self.behind, *self.coming]
 
 
@@ -148,7 +152,7 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
         last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
         output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
     if not (found.coming or found.has_any):
-        output.say(f"No table of the route is behind (positions only; rows: frazil audit {stream}).")
+        output.say(f"No table of the route is behind (compares positions; frazil audit {stream} compares rows).")
 
 
 def _give_up(  # noqa: PLR0913
@@ -166,14 +170,14 @@ def _give_up(  # noqa: PLR0913
         output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
     output.say(
-        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits of their time, and of a dropped "
-        "table's rows, will report them as missing."
+        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits will report these rows, and "
+        "those of a dropped table, as missing."
         if rows
         else f"No row waits for {table}. If it was dropped, audits will report its rows as missing."
     )
     ask(f"Let {table} continue as it is?", yes=yes)
     if not is_routed and _discard_rows(opened, default_marker, found, table, exists=exists):
-        output.say(f"The route no longer has {table}: the stream continues without these rows.")
+        output.say(f"The route no longer includes {table}: the stream continues without these rows.")
         return True
     try:
         if not exists:
@@ -198,7 +202,9 @@ def _give_up(  # noqa: PLR0913
 
 
 def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
-    """Whether a table agrees with the default table, or was given up before. Called only if no rows wait for it."""
+    """Return whether a table agrees with the default table, or was given up before. Called only if no rows wait for
+    it.
+    """
     if table in found.stopped:
         return False
     if not exists or is_foreign_table(opened.spec, opened.tables, table):
@@ -214,7 +220,8 @@ def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences,
 
 
 def _discard_rows(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
-    """Discard rows that wait for a table that the route no longer has. Returns True if nothing else has to be given up.
+    """Discard rows that wait for a table that the route no longer includes. Returns True if nothing else has to be
+    given up.
 
     Does not create the table again.
     """
@@ -234,6 +241,7 @@ def _record_current_table(opened: OpenStream, table: str) -> None:
 
 
 def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
+    """Raise SpecError if the route neither includes the table nor has waiting rows for it."""
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _was_given_up(opened, table):
         return
@@ -242,12 +250,12 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Difference
     is_written = _exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):
         others = ", ".join(sorted(found.tables()))
-        hint = f"those that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
+        hint = f"tables that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
         raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")
 
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
-    """Whether an operator gave up rows of a table that was missing, or that the route had not created."""
+    """Return whether an operator gave up rows of a table that was missing, or that the route had not created."""
     note = load_note(opened.tables, table)
     return note is not None and note.given_up is not None
 

@@ -54,10 +54,11 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.05
 CRASHED = 1
+"""Exit code of a writer that crashed."""
 GROUP_END_TIMEOUT_S = 10.0
-"""Maximum time (s) in which the writer's JVM must end after the writer."""
+"""Maximum time (s) that the writer's JVM may take to end after the writer."""
 MAX_ERROR_CHARACTERS = 300
-"""Maximum number of characters of a crash's message at the terminal. Some messages are pages long."""
+"""Maximum number of characters of a crash's message that are shown at the terminal. Some messages are pages long."""
 
 
 @click.command()
@@ -145,7 +146,7 @@ def in_foreground(
 
 
 class Follower:
-    """Forwards the user's signals to the writer, and waits for its end."""
+    """The writer, as the process of `frazil run` sees it: forwards the user's signals to it, and waits for its end."""
 
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
         self.terminal = Terminal(folder, on_gone=self._request_end, as_json=as_json)
@@ -156,6 +157,7 @@ class Follower:
         self._end_requested = False
 
     def listen(self) -> None:
+        """Handle the user's signals from now on."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._forward_signal)
 
@@ -185,23 +187,25 @@ class Follower:
         return code
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Ask the writer to end after its current batch. A second Ctrl-C kills it."""
         again, self._end_requested = self._end_requested, True
         if self._writer is None:
             return
         if again and number == signal.SIGINT:
-            self.ended_by = "a user ended it at once, by a second Ctrl-C"
+            self.ended_by = "a user ended it immediately, by a second Ctrl-C"
             if is_agent(self._folder, self._writer):
                 follows = "driver in the cluster may continue, and the next start follows it"
-                self.terminal.say(f"The agent ended at once; the {follows}.")
+                self.terminal.say(f"The agent was ended immediately; the {follows}.")
                 self.ended_by = f"{self.ended_by}; its {follows}"
             else:
-                self.terminal.say("Ended at once; the next start continues from the table.")
+                self.terminal.say("The writer was ended immediately; the next start continues from the table.")
             end_group(self._writer, timeout_s=0)
         else:
-            self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it at once.")
+            self.terminal.say("The current batch commits, then the writer ends. Ctrl-C again ends it immediately.")
             self._request_end()
 
     def _request_end(self) -> None:
+        """Ask the writer to end after its current batch."""
         self._end_requested = True
         if (writer := self._writer) is not None:
             with suppress(ProcessLookupError):
@@ -211,7 +215,7 @@ class Follower:
 def _run_writer(
     lock: WriterLock, folder: Path, pipe: WriterPipe, write: Callable[[WriterPipe], None], *, lifeline: int
 ) -> NoReturn:
-    """Run the writer in the child process, and end the process with the writer's exit code whatever happens."""
+    """Run the writer in the child process. In any case, end the process with the writer's exit code."""
     code = CRASHED
     try:
         os.setsid()
@@ -243,10 +247,10 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """Wait until the parent process ends, then ask this process to end. No other process shows or stops the writer.
+    """Wait until the parent process ends, then ask this process to end: no other process would show or stop the writer.
 
     Only the parent holds the other end of the pipe. Therefore the pipe closes exactly when the parent ends, even if it
-    is killed. (The kernel's PR_SET_PDEATHSIG would need Linux, and would miss a parent that has already ended.)
+    is killed. (The kernel's PR_SET_PDEATHSIG needs Linux, and has no effect if the parent has already ended.)
     """
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
@@ -254,6 +258,7 @@ def _end_with_parent(lifeline: int) -> None:
 
 
 def _write(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
+    """Run the writer of one stream, and show its batches and waits."""
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
     pipe.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
@@ -322,7 +327,7 @@ def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
         why = f", {desired.reason}" if desired.reason else ""
         pipe.say(
             f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes anyway; no "
-            f"supervisor starts a writer before `frazil resume {spec.name}`"
+            f"supervisor starts a writer until `frazil resume {spec.name}`"
         )
 
 
@@ -337,6 +342,7 @@ def _follow(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up
 
 
 def _write_application(application: Application, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
+    """Run the writers of a shared application, and show their batches."""
     allow_pandas()
     log_file = run_folder(application.name) / LOG_FILE
     pipe.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
@@ -346,7 +352,7 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     totals = {spec.name: Totals(spec) for spec in application.streams}
 
     def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted  # as in `_write`
+        from frazil.events import BatchCommitted  # as in `_write_stream`
 
         if isinstance(event.what, BatchCommitted) and event.stream in totals:
             pipe.say(f"{event.stream}: {totals[event.stream].add(event.what)}")

@@ -34,14 +34,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_PARALLEL_READS = 8
-"""Number of streams that are read in parallel. So a catalog that does not respond costs its timeout only once."""
+"""Maximum number of streams that are read in parallel. Reads in parallel wait together for a catalog that does not
+respond.
+"""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_COLUMNS = frozenset({"watermark", "table"})
 """Columns that are left out on a narrow terminal."""
 
 MAX_NAMED_STREAMS = 3
-"""Maximum number of streams that are named if many have the same problem."""
+"""Maximum number of streams that are named for a problem that they share."""
 
 
 @click.command()
@@ -62,8 +64,8 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
     The name of an application that streams share selects all of its streams.
 
-    Reads the run folders of this host and the tables; starts nothing. Of a writer on another host, only the commits are
-    visible. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
+    Reads the run folders of this host and the tables; starts nothing. Of a writer on another host, it
+    shows only the commits. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
 
     \b
     Example:
@@ -71,7 +73,7 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     """
     if every_s is not None:
         if as_json:
-            raise click.UsageError("--watch excludes --json: run `frazil status --json` repeatedly")
+            raise click.UsageError("--watch cannot be combined with --json: run `frazil status --json` repeatedly")
         watch(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
         return
     report = _read(stream, streams_folder)
@@ -94,14 +96,17 @@ class Report:
     errors: list[str]
     """Sentences about declarations that cannot be read."""
     in_full: bool
+    """Whether to show all details of each stream instead of a table."""
     application: str | None = None
     """The state of the application whose streams were requested, as text; None if no application was requested."""
     left: int | None = None
-    """Number of the last day's rejected records that are still dead letters. It is None if all of them are, if that is
-    unknown, or if several streams are shown.
+    """Number of the last day's rejected records that are still dead letters.
+
+    None if all of them are, if the number is unknown, or if several streams are shown.
     """
 
     def lines(self) -> list[RenderableType]:
+        """Return the sentences and tables to print."""
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
             lines += [line for one in self.states for line in field_lines(_fields(one, self.left, now_ms=self.now_ms))]
@@ -114,6 +119,7 @@ class Report:
 
 
 def _read(stream: str | None, streams_folder: Path) -> Report:
+    """Read the state of one stream, of all streams of an application, or of all declared streams."""
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -135,7 +141,7 @@ def _read(stream: str | None, streams_folder: Path) -> Report:
 def _sentences(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with the names of its streams.
 
-    So an outage of a catalog is one line, even if it affects many streams.
+    An outage of a catalog is therefore one line, even if it affects many streams.
     """
     streams_by_sentence: dict[str, list[str]] = {}
     for one in streams:
@@ -171,6 +177,7 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
 
 
 def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
+    """Return a stream's cells of the overview by column."""
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
@@ -198,6 +205,7 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 
 
 def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
+    """Return a stream's details as text, by label."""
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""
@@ -243,5 +251,5 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
         why = full_disk(home()) or "it may have been killed"
-        return f"{writer.state}, and why is not recorded: {why}" if writer.has_ended else writer.state
+        return f"{writer.state}, and the reason is not recorded: {why}" if writer.has_ended else writer.state
     return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

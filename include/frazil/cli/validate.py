@@ -20,6 +20,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.rules import warnings
 
 MAX_PROBLEMS = 200
+"""Maximum number of errors that are printed."""
 
 
 @click.command()
@@ -34,7 +35,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     """Check declared streams: FILES, or all files of the folder.
 
     A file is also checked against the other streams of its folder. Prints a line for each valid stream, and every error
-    with its file, key, value and the allowed values. A warning marks a setting that only an existing table may have.
+    with its file, key, value and the allowed values. A warning marks a setting that would be an error for a new table.
     Reads files only: no broker, no catalog. Exits with 10 if there is an error.
 
     With --connect, the command also lists the topics, tries to read each topic, calls the schema registry, and opens
@@ -86,9 +87,9 @@ def _declared_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
-    """Return the valid streams by file, and all errors as one line each.
+    """Return the valid streams by file, and all errors, one line each.
 
-    Valid streams may have errors too, for example a conflict with another stream.
+    A valid stream may have errors too, for example a conflict with another stream.
     """
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
@@ -115,7 +116,7 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 
 
 def _problems(spec: StreamSpec) -> Iterator[str]:
-    """Yield errors that the writer's start would report too. Imports librdkafka, Arrow and DuckDB only if needed."""
+    """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
     if spec.source.properties:
         from frazil.kafka.client import property_problems
 
@@ -154,7 +155,7 @@ def _problems(spec: StreamSpec) -> Iterator[str]:
 
 
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:
-    """Map each column that the stream's transform makes to its type. Raises SpecError and MissingExtra."""
+    """Return the type of each column that the stream's transform produces. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
     from frazil.ingest.transform_sql import checked  # DuckDB, only if needed
@@ -167,11 +168,12 @@ def _line(spec: StreamSpec) -> str:
     line = f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
     with suppress(SpecError):
         if columns := _transform_columns(spec):
-            return f"{line}, transform makes {', '.join(f'{name}: {kind}' for name, kind in columns.items())}"
+            return f"{line}, transform produces {', '.join(f'{name}: {kind}' for name, kind in columns.items())}"
     return line
 
 
 def _summary(spec: StreamSpec) -> dict[str, Any]:
+    """Return the main settings of a stream for --json."""
     transform: dict[str, Any] = {}
     with suppress(SpecError):
         transform = {"transform": _transform_columns(spec)} if spec.transform else {}

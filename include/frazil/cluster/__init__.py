@@ -1,1 +1,1 @@
-"""Submits drivers to a cluster and reads their status from YARN, Kubernetes or Spark's master."""
+"""Controls drivers in clusters through the APIs of YARN, Kubernetes and Spark's standalone masters."""

@@ -8,24 +8,22 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""Timeouts in seconds: to connect, and between two parts of a response."""
+"""Timeouts in seconds: for connecting, and for each pause while a response arrives."""
 
 
 class ApiUnavailable(Exception):
-    """The API gave no usable response, so the driver's state is unknown. The message names the reason."""
+    """The API gave no usable response, so the driver's state is unknown. The message says why."""
 
 
 class ApiUnreachable(ApiUnavailable):
-    """The connection was never established, so the API did not receive the request."""
+    """No connection was established, so the API has not received the request."""
 
 
 def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
-    """Send a request and return the API's response, also if its status is a client error (4xx).
+    """Send a request and return the response, even if its status is a client error (4xx).
 
-    `api` is the API's name in messages.
-
-    Raises ApiUnreachable without a connection. Raises ApiUnavailable after a timeout, a redirect loop or a server error
-    (5xx, 429).
+    `api` is the API's name in messages. Raises ApiUnreachable if no connection was established. Raises ApiUnavailable
+    after a timeout, a redirect loop, or a response with a server error (5xx) or 429.
     """
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
@@ -44,7 +42,7 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
 
 
 def json_body(response: requests.Response, *, api: str) -> dict[str, Any]:
-    """Return a response's JSON object. Raises ApiUnavailable for any other body, such as a proxy's login page."""
+    """Return the JSON object in a response. Raises ApiUnavailable for any other body, such as a proxy's login page."""
     try:
         value = response.json()
     except ValueError:
@@ -58,12 +56,13 @@ def json_body(response: requests.Response, *, api: str) -> dict[str, Any]:
 
 
 def _never_connected(error: BaseException) -> bool:
-    """Return whether the connection was never established: it was refused, or the host name is unknown."""
+    """Return whether no connection was established: it was refused, or the host name is unknown."""
     wrapped = error.args[0] if error.args else None
     return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 
 
 def _cause(error: BaseException) -> str:
+    """Return the text of the innermost error."""
     while (inner := error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__

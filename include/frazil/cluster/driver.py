@@ -1,4 +1,4 @@
-"""The status of a driver in a cluster, and the interface that each kind of cluster implements."""
+"""The status of a driver in a cluster, and the interface that is implemented for each kind of cluster."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from typing import Protocol
 
 
 class DriverState(StrEnum):
+    """The state of a driver in a cluster."""
+
     UNKNOWN = "unknown"
-    """The cluster gave no usable response. The driver may still be running."""
+    """The cluster gave no usable response. The driver may still run."""
     WAITING = "waiting for the cluster"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     KILLED = "killed"
     GONE = "gone"
-    """The cluster has no record of the driver: it does not run, and its exit status is lost."""
+    """The cluster has no record of the driver. The driver does not run, and its exit code is lost."""
 
     @property
     def has_ended(self) -> bool:
@@ -25,24 +27,28 @@ class DriverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
+    """The state of a driver, with a reason."""
+
     state: DriverState
     reason: str
-    """One sentence for operators that explains the state."""
+    """A sentence for operators that explains the state."""
     exit_code: int | None = None
-    """Exit code of the driver's Python process; None while the driver runs, or if the cluster does not report it."""
+    """The exit code of the driver's Python; None while the driver runs, or if the cluster does not report it."""
 
 
 class Driver(Protocol):
-    """One driver in a cluster. Keeps no connection open between calls. Each call takes up to 10 s."""
+    """One driver in a cluster. Keeps no connection between calls. Each call takes at most about 10 s."""
 
     def status(self) -> DriverStatus:
-        """Return the driver's current status. Never raises: if the cluster does not respond, the state is UNKNOWN."""
+        """Return the driver's current status. Never raises an error: if the cluster does not respond, the state is
+        UNKNOWN.
+        """
 
     def kill(self) -> None:
-        """Kill the driver immediately; its current batch is lost. Has no effect on a driver that has ended.
+        """Kill the driver immediately; its current batch is not committed. Does nothing if the driver has ended.
 
-        Raises AccessDenied, or EnvironmentUnusable if the cluster does not respond.
+        Raises AccessDenied, and EnvironmentUnusable if the cluster does not respond.
         """
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """Return the last bytes of the driver's standard error and output; None if the cluster has no log (yet)."""
+        """Return the last part of the driver's standard error and output; None if the cluster does not have its log."""

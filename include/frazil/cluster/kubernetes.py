@@ -1,4 +1,4 @@
-"""Controls a driver in a Kubernetes pod through the Kubernetes API."""
+"""Controls a driver in a pod, through the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "the Kubernetes API"
 _QUOTA_EXCEEDED = "exceeded quota"
-"""Part of the message with which the API refuses a pod that the namespace's ResourceQuota does not admit."""
+"""A part of the API's message when a pod would exceed the namespace's ResourceQuota."""
 _WAITING_REASONS = {
     "ImagePullBackOff": "the image cannot be pulled",
     "ErrImagePull": "the image cannot be pulled",
     "InvalidImageName": "the image name is invalid",
     "CreateContainerConfigError": "a secret or config map that the pod uses is missing",
     "CreateContainerError": "the container cannot be created",
-    "CrashLoopBackOff": "the container keeps ending",
+    "CrashLoopBackOff": "the container keeps crashing",
 }
+"""Maps Kubernetes' reasons why a container waits to texts for operators."""
 _OUT_OF_MEMORY = (
     "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
 )
 
 
 class DriverPod:
-    """A `Driver` in a pod. The pod has `restartPolicy: Never`, so the driver runs once."""
+    """A `Driver` in a pod. Kubernetes does not restart the driver (`restartPolicy: Never`)."""
 
     def __init__(self, name: str, *, namespace: str, access: KubernetesAccess) -> None:
         self._name, self._namespace, self._access = name, namespace, access
 
     def create(self, pod: Mapping[str, Any]) -> None:
-        """Create the pod. Has no effect if the pod exists.
+        """Create the pod. Does nothing if it already exists.
 
-        Raises AccessDenied, EnvironmentUnusable if the API refuses the pod, and ApiUnavailable if it is unknown whether
-        the pod exists, or if the namespace's quota does not admit another pod now.
+        Raises AccessDenied, and EnvironmentUnusable if the API refuses the pod. Raises ApiUnavailable if it is unknown
+        whether the pod exists, or if it would exceed the namespace's quota now.
         """
         response = self._request("POST", json=pod)
         if response.status_code in {200, 201, 202}:
@@ -93,6 +94,7 @@ class DriverPod:
             return send_request(session, method, f"{self._access.address}{path}", api=API_NAME, **options)
 
     def _denial(self, response: requests.Response, verb: str) -> str:
+        """Return a text about an error response to a request that needs the verb `verb`."""
         if response.status_code == 401:
             return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
         try:
@@ -100,16 +102,13 @@ class DriverPod:
         except ApiUnavailable as error:
             return str(error)
         if response.status_code == 403:
-            rights = f"if it is a missing right, the Role of frazil's service account needs the verb {verb} for pods"
+            rights = f"if a permission is missing, add the verb {verb} for pods to the Role of frazil's service account"
             return f"{API_NAME} denies access in the namespace {self._namespace}: {message}; {rights}"
         return f"{API_NAME} answered {response.status_code}: {message or response.reason}"
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """Return the driver's status from a pod object.
-
-    Raises ApiUnavailable if `pod` is not a pod object.
-    """
+    """Return the driver's status from a pod object. Raises ApiUnavailable if `pod` is not a pod object."""
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise ApiUnavailable(f"{API_NAME} did not return a pod")
@@ -133,11 +132,13 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
 
 
 def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status of the driver's container."""
     found = status.get("containerStatuses") or [{}]
     return next((each for each in found if each.get("name") == CONTAINER), found[0])
 
 
 def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
+    """Return the driver's status after its container has terminated."""
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
         normally = "the driver ended normally"
@@ -151,6 +152,7 @@ def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStat
 
 
 def _why_pending(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+    """Return why the pod has not started yet."""
     waiting = container.get("state", {}).get("waiting") or {}
     if message := _WAITING_REASONS.get(waiting.get("reason", "")):
         return f"{message}: {waiting.get('message') or waiting['reason']}"

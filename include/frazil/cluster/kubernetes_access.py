@@ -1,4 +1,4 @@
-"""Address and credentials of the Kubernetes API, from the pod's own service account or from a kubeconfig."""
+"""The address and credentials of the Kubernetes API, from the pod's own service account or from a kubeconfig."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from requests.adapters import HTTPAdapter
 from frazil.errors import EnvironmentUnusable
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""The folder, in every pod, with its service account's token, the API's certificate authority and the namespace."""
+"""The folder in every pod with its service account's token, the API's certificate authority, and the namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """Address and credentials of a Kubernetes API."""
+    """The address and credentials of a Kubernetes API."""
 
     address: str
-    """The API's address, such as `https://10.0.0.1:443`, without a trailing slash."""
+    """The API's address without a trailing slash, such as `https://10.0.0.1:443`."""
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None
-    """File with the token. Read again for each session, because Kubernetes replaces the token about every hour."""
+    """The file with the token. It is read for each session, because Kubernetes replaces the token about every hour."""
     authority: Path | str | None = None
-    """The certificate authority, as a file or as PEM text; None for the host's authorities."""
+    """The certificate authority, as a file or as PEM text; None for the authorities that this host trusts."""
     certificate: tuple[Path, Path] | None = None
-    """Files with the client's certificate and its key."""
+    """The files with the client's certificate and its key."""
 
     def session(self) -> requests.Session:
         """Create an authenticated session. Raises EnvironmentUnusable if the token cannot be read."""
@@ -55,7 +55,7 @@ class KubernetesAccess:
 
 
 class _Adapter(HTTPAdapter):
-    """Checks TLS certificates against an authority from a file or from PEM text."""
+    """Checks TLS certificates against a certificate authority from a file or from PEM text."""
 
     def __init__(self, authority: Path | str | None) -> None:
         self._authority = authority
@@ -78,10 +78,10 @@ class _Adapter(HTTPAdapter):
 
 
 def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
-    """Return access to the API at `master`: as the user in the file that KUBECONFIG names, else as this pod's service
-    account, else as the user in `~/.kube/config`.
+    """Return how to access the API at `master`.
 
-    Raises EnvironmentUnusable if these credentials cannot be used.
+    Uses the file in KUBECONFIG, if it is set; in a pod, the pod's service account; otherwise `~/.kube/config`. Raises
+    EnvironmentUnusable if these credentials cannot be used.
     """
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     if not named and environment.get("KUBERNETES_SERVICE_HOST"):
@@ -93,7 +93,7 @@ def find_access(master: str, environment: Mapping[str, str], *, context: str | N
 
 
 def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
-    """Return the access of this pod's service account. Raises EnvironmentUnusable outside a pod."""
+    """Return the access of this pod's service account. Raises EnvironmentUnusable outside of a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").is_file():
         raise EnvironmentUnusable(
@@ -111,8 +111,8 @@ def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
 def from_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
     """Return the access that a kubeconfig defines for a context, by default the current one.
 
-    Raises EnvironmentUnusable if the file is unreadable or uses a feature that frazil does not support: authentication
-    plugins, client keys in the file, and `insecure-skip-tls-verify`.
+    Raises EnvironmentUnusable if the file is unreadable, or if it uses a feature that frazil does not support:
+    authentication plugins, a user name with password, client keys inside the file, or `insecure-skip-tls-verify`.
     """
     try:
         config = yaml.safe_load(file.read_text())
@@ -152,6 +152,7 @@ def from_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAcce
 
 
 def _find_named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """Return the entry with this name from one of the kubeconfig's lists. Raises ValueError if it does not exist."""
     for each in config[kind]:
         if each["name"] == name:
             return dict(each)

@@ -1,6 +1,6 @@
-"""Builds the pod of a driver in Kubernetes from the declared resources, without Spark.
+"""Builds a driver's pod from the declared resources, without Spark.
 
-The pod's Python is the driver: it starts the JVM itself, as a writer in client mode does, and that JVM requests the
+The pod's Python is the driver. It starts the JVM itself, as a writer in client mode does, and the JVM requests the
 executors' pods.
 """
 
@@ -17,20 +17,29 @@ from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
 from frazil.errors import SpecError
 
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name of the driver's container. An admission controller may have added other containers to the pod."""
+"""Spark's name for the driver's container. An admission controller may add other containers to the pod."""
 POD_NAME, POD_IP = "FRAZIL_POD_NAME", "FRAZIL_POD_IP"
 """Variables in the driver's pod, with the pod's name and address."""
 IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
-"""The API's address for all pods. `resources.master` may be an address for hosts outside the cluster."""
+"""The API's address from inside any pod. `resources.master` may be an address for hosts outside the cluster."""
 PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
-"""Prefixes of the properties that a pod is made from. The driver itself resolves the references in all others."""
+"""Beginnings of the properties from which the pod is built. The driver itself resolves references in all other
+properties.
+"""
 _PYTHONS = ("spark.pyspark.driver.python", "spark.pyspark.python")
+"""Properties with the path of the driver's Python; the first one that is set applies."""
 _PREFIX = "spark.kubernetes."
+"""The beginning of Spark's properties for Kubernetes."""
 _DRIVER = f"{_PREFIX}driver."
+"""The beginning of Spark's properties of the driver's pod."""
 _TEMPLATE = f"{_DRIVER}podTemplateFile"
+"""The property with the path of the pod template."""
 _MAX_POD_NAME_CHARACTERS = 63
+"""Maximum length of a pod's name."""
 _VOLUMES = f"{_DRIVER}volumes."
+"""The beginning of the properties of volumes."""
 _VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
+"""Types of volumes that frazil supports."""
 _SUPPORTED = tuple(
     f"{_DRIVER}{each}"
     for each in (
@@ -40,11 +49,13 @@ _SUPPORTED = tuple(
         *("ownPersistentVolumeClaim", "reusePersistentVolumeClaim", "waitToReusePersistentVolumeClaim"),
     )
 )
+"""Beginnings of the properties of the driver's pod that frazil supports."""
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod. It depends only on the application and the launch, so that Kubernetes
-    refuses a second submission of the same launch.
+    """Return the name of the driver's pod.
+
+    It depends only on the application and the launch, so Kubernetes refuses a second submission of the same launch.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
@@ -52,10 +63,10 @@ def pod_name(driver: ClusterDriver) -> str:
 
 
 def driver_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
-    """Return the pod object to create. It is the declared pod template with the driver's container.
+    """Return the pod object to create: the declared pod template with the driver's container.
 
-    Raises SpecError for a variable whose value the pod's description would show, an unreadable template, and a property
-    of the driver's pod that frazil does not support.
+    Raises SpecError if a variable's value would be visible in the pod's description, or if the template is unreadable.
+    Also raises it for a property of the driver's pod that frazil does not support.
     """
     spark = driver.resources.spark
     pod = _template(driver)
@@ -100,7 +111,7 @@ def driver_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
 
 
 def _check(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
-    """Check that the pod has all variables, and that frazil knows all properties."""
+    """Raise SpecError if a variable is missing from the pod, or if frazil does not support a property of it."""
     spark, stream = driver.resources.spark, driver.application
     secrets = f"{_DRIVER}secretKeyRef."
     known = {each.get("name") for each in template.get("env", ())}
@@ -119,6 +130,7 @@ def _check(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
 
 
 def _template(driver: ClusterDriver) -> dict[str, Any]:
+    """Read the declared pod template; empty if none is declared."""
     file = driver.resources.spark.get(_TEMPLATE)
     if file is None:
         return {}
@@ -132,7 +144,7 @@ def _template(driver: ClusterDriver) -> dict[str, Any]:
 
 
 def _resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's resources. Memory is limited; the CPU only if the declaration limits it."""
+    """Return the container's resources. Memory is always limited, the CPU only if the declaration limits it."""
     spark, declared = driver.resources.spark, driver.resources
     overhead = _mebibytes(spark.get("spark.driver.memoryOverhead", f"{PYTHON_OVERHEAD_MIB}m"), driver)
     heap = _mebibytes(spark.get("spark.driver.memory", f"{max(1, declared.driver_memory // 2**20)}m"), driver)
@@ -146,15 +158,18 @@ def _resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, 
 
 
 def _mebibytes(text: str, driver: ClusterDriver) -> int:
-    """Convert a size in Spark's notation, such as `2g`; without a unit it is in MiB."""
+    """Convert a size in Spark's notation, such as `2g`, to MiB. A number without a unit is in MiB."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
-        raise SpecError(f"stream {driver.application}: {text!r} in resources.spark is not a size, such as 2g")
+        raise SpecError(
+            f"stream {driver.application}: {text!r} in resources.spark is not a size. Write a size such as 2g"
+        )
     factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]]
     return max(1, int(int(found[1]) * factor))
 
 
 def _variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the container's environment variables."""
     values = {"PYTHONUNBUFFERED": "1", **_map(spark, f"{_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
     secrets = {name: where.partition(":") for name, where in _map(spark, f"{_DRIVER}secretKeyRef.").items()}
@@ -169,7 +184,7 @@ def _variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def _volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Return name, source and mount of each declared volume."""
+    """Return the name, source and mount of each declared volume."""
     found: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (f"{name}-secret", {"secret": {"secretName": name}}, {"mountPath": path})
         for name, path in _map(spark, f"{_DRIVER}secrets.").items()
@@ -194,8 +209,10 @@ def _volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[s
 
 
 def _map(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the properties that begin with the prefix, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in spark.items() if key.startswith(prefix)}
 
 
 def _first(spark: Mapping[str, str], *keys: str) -> str | None:
+    """Return the value of the first of these keys that is set."""
     return next((spark[f"{_PREFIX}{key}"] for key in keys if f"{_PREFIX}{key}" in spark), None)

@@ -1,8 +1,8 @@
-"""Controls a driver on a standalone Spark cluster through the REST servers of the cluster's masters.
+"""Controls a driver on a standalone Spark cluster, through the REST servers of the cluster's masters.
 
-Spark cannot submit Python drivers to a standalone cluster. frazil therefore submits SparkSubmit itself, which runs on a
-worker in client mode and starts Python there. A kill ends only SparkSubmit's JVM immediately; the Python process must
-detect that its JVM is gone.
+Spark cannot submit Python drivers to a standalone cluster. frazil therefore submits SparkSubmit itself as the driver.
+It runs on a worker in client mode and starts Python there. Killing the driver ends only SparkSubmit's JVM immediately;
+the Python process must detect that its JVM has ended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from frazil.errors import EnvironmentUnusable
 
 API_NAME = "the Spark master's REST server"
 SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+"""The main class of the submitted driver."""
 _STATES = {
     "SUBMITTED": DriverState.WAITING,
     "RELAUNCHING": DriverState.WAITING,
@@ -27,6 +28,7 @@ _STATES = {
     "FAILED": DriverState.FAILED,
     "ERROR": DriverState.FAILED,
 }
+"""Maps the master's driver states to `DriverState`."""
 
 
 def rest_addresses(master: str, port: int) -> tuple[str, ...]:
@@ -43,7 +45,7 @@ def create_request(
     environment: Mapping[str, str],
     spark_version: str,
 ) -> dict[str, Any]:
-    """Build the request that makes a master run `program`, a Python file on the worker's host."""
+    """Return the request that makes a master run `program`, a Python file on the worker's host."""
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
@@ -58,13 +60,14 @@ def create_request(
 
 
 def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
-    """Ask the masters, one after another, to run a driver. Return its id, such as `driver-20251122013000-0000`.
+    """Ask the masters, one after another, to run a driver. Return the driver's id, such as
+    `driver-20251122013000-0000`.
 
-    The next master is tried only if the previous one refused or could not be reached. A master that does not respond
-    may have accepted the driver, so a request to another master could start the driver twice.
+    The next master is asked only if the previous one refused or could not be reached. A master that does not respond
+    may have accepted the driver, so asking another one could start the driver twice.
 
     Raises EnvironmentUnusable if all masters refuse, and ApiUnreachable if none accepted and at least one could not be
-    reached. Raises ApiUnavailable if a master got the request but did not respond: the driver may run.
+    reached. Raises ApiUnavailable if a master received the request but did not respond; the driver may run.
     """
     refused, unreached = [], None
     for address in addresses:
@@ -82,7 +85,7 @@ def submit(addresses: Sequence[str], request: Mapping[str, Any]) -> str:
 
 
 class StandaloneDriver:
-    """A `Driver` on one of the cluster's workers. Of several masters, the leader responds."""
+    """A `Driver` on one of the cluster's workers. If there are several masters, the leader responds."""
 
     def __init__(self, submission: str, *, addresses: Sequence[str]) -> None:
         self._submission, self._addresses = submission, tuple(addresses)
@@ -102,7 +105,7 @@ class StandaloneDriver:
         return DriverStatus(DriverState.UNKNOWN, reason)
 
     def kill(self) -> None:
-        """See `Driver.kill`. Also succeeds if the master has no record of the driver."""
+        """Kill the driver, as described in `Driver.kill`. Also succeeds if the master has no record of it."""
         reason = ""
         for address in self._addresses:
             try:
@@ -117,12 +120,12 @@ class StandaloneDriver:
         raise EnvironmentUnusable(f"cannot kill {self._submission}: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
-        """Return None: the REST server has no logs. The log is in the driver's folder on its worker."""
+        """Return None, because the REST server has no logs. The log is in the driver's folder on its worker."""
         return None
 
 
 def submission_status(found: Mapping[str, Any]) -> DriverStatus:
-    """Convert a status response of the REST server to a driver's status."""
+    """Convert a response of the REST server to a driver's status."""
     message = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
         if message:  # a standby or recovering master does not know the drivers

@@ -1,4 +1,4 @@
-"""A driver to submit, and the spark-submit command, environment and properties of a driver on YARN."""
+"""A driver to submit, and the command, environment and properties with which spark-submit submits it to YARN."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 PACKAGE_FOLDER = "frazil-package"
-"""Folder in the working directory of executors and drivers where Spark unpacks the archive of `frazil package`."""
+"""The folder into which Spark unpacks the archive of `frazil package`, in the working directory of each process."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"
+"""The path of Python in the unpacked archive."""
 PYTHON_OVERHEAD_MIB = 1024
-"""Memory of the driver's container for Python, in addition to the JVM's heap, in MiB."""
+"""Memory (MiB) of the driver's container for Python, in addition to the JVM's heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +23,33 @@ class ClusterDriver:
 
     application: str
     launch_id: str
-    """32 hexadecimal digits. A launch never runs twice: Kubernetes refuses a second submission of the same launch, and
-    in YARN the first one is found by its tag.
+    """32 hexadecimal digits. They prevent a launch from running twice.
+
+    Kubernetes refuses a second submission of the same launch. In YARN, the first submission is found by its tag.
     """
     program: str
-    """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image has the same module."""
+    """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image contains the same module."""
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """The driver's environment. It may contain secrets on YARN, where it is passed in the properties file."""
+    """The driver's environment. On YARN, it may contain secrets, and is passed in the properties file."""
 
 
 def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
-    """Return the spark-submit command, which ends when the cluster has accepted the driver."""
+    """Return the spark-submit command. It ends when the cluster has accepted the driver."""
     submit = str(spark_home / "bin" / "spark-submit")
     return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
 
 
 def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return spark-submit's environment, with SPARK_HOME; otherwise its script would use the first Python on PATH."""
+    """Return spark-submit's environment with SPARK_HOME. Without it, its script would use the first Python on PATH."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
 def submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties for spark-submit. `resources.spark` can override all but those that identify the driver.
+    """Return the properties for spark-submit. `resources.spark` may override all except those that identify the driver.
 
-    Raises SpecError for a cluster to which frazil itself submits.
+    Raises SpecError for a cluster to which frazil submits without spark-submit.
     """
     resources = driver.resources
     common = {
@@ -64,22 +66,27 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """Format the properties as a `java.util.Properties` file."""
+    """Return the properties as the text of a `java.util.Properties` file."""
     return "".join(f"{_escape(key, in_key=True)}={_escape(value)}\n" for key, value in properties.items())
 
 
 def yarn_tag(driver: ClusterDriver) -> str:
-    """Return the YARN tag of a launch. It identifies the application if spark-submit died before it printed the id."""
+    """Return the YARN tag of a launch.
+
+    The tag identifies the application if spark-submit ended before it printed the application's id.
+    """
     return f"frazil-{driver.launch_id}"
 
 
 def _yarn(driver: ClusterDriver) -> dict[str, str]:
+    """Return the properties that set the driver's environment on YARN."""
     python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
     environment = {**driver.environment, **python}
     return {f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()}
 
 
 def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
+    """Return the properties that identify the launch on YARN and prevent restarts."""
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
         # The supervisor decides whether a writer is restarted.
@@ -89,6 +96,7 @@ def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
 
 
 def _escape(text: str, *, in_key: bool = False) -> str:
+    """Escape a key or value of a properties file."""
     special = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
     if in_key:
         special |= {each: f"\\{each}" for each in " :=#!"}

@@ -1,4 +1,4 @@
-"""Controls a driver in a YARN cluster through the REST APIs of the ResourceManager and NodeManagers."""
+"""Controls a driver in a YARN cluster, through the REST APIs of the ResourceManagers and NodeManagers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables. One of them must name the folder with the Hadoop cluster's configuration."""
+"""Environment variables, one of which must contain the path of the folder with the Hadoop cluster's configuration."""
 _WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
+"""YARN's states of an application that does not run yet."""
 _SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
+"""Matches spark-submit's output after YARN has accepted the application."""
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
+"""Matches the exit code of the driver's Python in the diagnostics."""
 _ENDED_EARLY = "User did not initialize spark context!"
-"""Error that Spark's ApplicationMaster reports if Python exited with code 0 before it started Spark."""
+"""The error of Spark's ApplicationMaster if Python exited with code 0 before it started Spark."""
 _CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
+"""Matches a container's exit code in the diagnostics."""
 _EXIT_CODE_REASONS = {
     -103: "the container exceeded its virtual memory limit",
     -104: "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead",
@@ -31,24 +35,26 @@ _EXIT_CODE_REASONS = {
     137: "the container was killed",
     143: "the container was terminated",
 }
+"""Maps exit codes of containers to texts for operators."""
 _KERBEROS = "requires Kerberos or another login, which frazil does not support"
+"""The text for a ResourceManager that requires a login."""
 
 
 def parse_application_id(output: str) -> str | None:
-    """Return the application's id from the output of spark-submit; None before YARN has accepted the application."""
+    """Return the application's id from spark-submit's output; None if YARN has not accepted the application yet."""
     found = _SUBMITTED.search(output)
     return found[1] if found else None
 
 
 def is_submitted(output: str) -> bool:
-    """Return whether spark-submit has already sent the application to YARN."""
+    """Return whether spark-submit has sent the application to YARN, according to its output."""
     return "Submitting application application_" in output
 
 
 def resource_managers(configuration: Path) -> tuple[str, ...]:
-    """Return the web addresses of all ResourceManagers, such as `http://rm1:8088`, from yarn-site.xml in the folder.
+    """Return the web addresses of all ResourceManagers in yarn-site.xml, such as `http://rm1:8088`.
 
-    Raises EnvironmentUnusable if the file cannot be read.
+    `configuration` is the folder of this file. Raises EnvironmentUnusable if the file cannot be read.
     """
     file = configuration / "yarn-site.xml"
     try:
@@ -71,7 +77,7 @@ def resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def find_application(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """Return the id of the newest application with this tag; None if no application has it.
+    """Return the id of the newest application with this tag; None if there is none.
 
     Raises ApiUnavailable if YARN gives no usable response.
     """
@@ -102,8 +108,8 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 class YarnDriver:
     """A `Driver` that is the ApplicationMaster of a Spark application in cluster mode.
 
-    Of several ResourceManagers, the active one responds; a standby redirects to it. A cluster without Kerberos checks
-    `user` against its access lists.
+    If there are several ResourceManagers, the active one responds, and a standby redirects to it. A cluster without
+    Kerberos checks `user` against its access lists.
     """
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
@@ -129,7 +135,10 @@ class YarnDriver:
         # 404: the application is gone. 400: it has ended.
 
     def log(self, *, limit_bytes: int) -> str | None:
-        """See `Driver.log`. The NodeManager keeps the log until the application ends; after that, use `yarn logs`."""
+        """Return the last part of the log, as described in `Driver.log`.
+
+        The NodeManager keeps the log until the application ends. After that, use `yarn logs`.
+        """
         try:
             found = self._application_now() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
@@ -145,6 +154,7 @@ class YarnDriver:
         return "".join(part for part in parts if part) or None
 
     def _file(self, url: str, limit_bytes: int) -> str | None:
+        """Return the last part of a log file; None if it does not exist."""
         with requests.Session() as session:
             response = send_request(
                 session, "GET", url, api="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
@@ -152,6 +162,7 @@ class YarnDriver:
         return strip_log_envelope(response.text) if response.status_code == 200 else None
 
     def _application_now(self) -> dict[str, Any] | None:
+        """Return YARN's current report of the application; None if YARN has no record of it."""
         response = self._request("GET")
         if response.status_code == 404:
             return None
@@ -163,7 +174,7 @@ class YarnDriver:
         return found
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
-        """Send a request to each ResourceManager in turn. Return the first usable response."""
+        """Send a request to each ResourceManager in turn, until one gives a usable response. Return that response."""
         problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
         for address in self._addresses:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
@@ -203,7 +214,7 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failure(message: str, first: str) -> DriverStatus:
-    """Return the status of a failed application; `first` is the first line of its diagnostics.
+    """Return the status of a failed application. `first` is the first line of its diagnostics, `message` all of them.
 
     The last exit code in the diagnostics is that of the last attempt.
     """
@@ -217,12 +228,13 @@ def _failure(message: str, first: str) -> DriverStatus:
 
 
 def strip_log_envelope(response: str) -> str:
-    """Return the text of a log response, without the NodeManager's header and footer."""
+    """Return the text in a log response, without the header and footer that the NodeManager adds."""
     _, begins, rest = response.partition("LogContents:\n")
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
 
 
 def _denial(response: requests.Response) -> str:
+    """Return why YARN denies access."""
     if response.status_code == 401:
         return f"{API_NAME} {_KERBEROS}"
     return f"{API_NAME} denies access to this user: check the queue ACLs, or yarn.admin.acl"

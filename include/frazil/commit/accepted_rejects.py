@@ -1,6 +1,7 @@
 """Stores an operator's acceptance of rejected records, as one object in the stream's state folder.
 
-It covers records rejected before the topics' end offsets at that time. Later ones count towards the circuit breaker.
+It covers rejected records below the topics' end offsets at that time. Records rejected later count towards the circuit
+breaker.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class AcceptedRejects:
 
 
 def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    """Write the acceptance; it replaces an earlier acceptance."""
+    """Store the acceptance. It replaces an earlier one."""
     text = json.dumps(
         {
             "offsets": nest_by_topic(accepted.offsets),
@@ -53,6 +54,7 @@ def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[Topic
 
 
 def _read(tables: StreamTables) -> AcceptedRejects | None:
+    """Return the stored acceptance; None if it is missing or malformed."""
     data = tables.store.get(_path(tables))
     if data is None:
         return None
@@ -61,7 +63,11 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
         return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s is malformed (%r): no rejected record counts as accepted", _path(tables), error)
+        log.warning(
+            "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume STREAM --accept` again",
+            _path(tables),
+            error,
+        )
         return None
 
 

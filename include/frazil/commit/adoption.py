@@ -28,8 +28,8 @@ FORMAT_VERSION = 1
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
     """Refuse a table that others have written to, unless an operator allowed it with `frazil adopt`.
 
-    Raises AdoptionRequired for rows that no stream wrote, and if another or a forgotten stream has read topics of
-    `source`: a renamed or restarted stream would read them again.
+    Raises AdoptionRequired if the table has rows that no stream wrote, or if another or a forgotten stream has read
+    topics of `source` into it. A renamed stream, for example, would read them again.
     """
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
@@ -44,8 +44,9 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
         return
     if past := forgotten_reader(metadata.properties, source, stream=stream):
         raise AdoptionRequired(
-            f"stream {past!r} was forgotten, but its rows are still in table {table}: stream {stream!r} would write "
-            "the records that Kafka still has a second time. To start at source.start anyway, run "
+            f"stream {past!r} was forgotten, but its rows are still in table {table}: stream {stream!r} would "
+            "duplicate "
+            "rows whose records are still in Kafka. To start at source.start anyway, run "
             f"`frazil adopt {stream}`; to choose another position, run `frazil reset {stream}` after that"
         )
     if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
@@ -65,7 +66,7 @@ def row_count(metadata: TableMetadata) -> int | None:
 def other_readers(
     properties: Mapping[str, str], source: SourceIdentity, *, stream: str
 ) -> dict[str, dict[str, dict[TopicPartition, int]]]:
-    """Return how far other streams of this table have read this source: next offsets by stream and topic."""
+    """Return how far other streams of this table have read this source: next offsets, by stream and by topic."""
     readers = {}
     for name in sorted(properties):
         other = name.removeprefix(PROPERTY_PREFIX)
@@ -82,7 +83,7 @@ def other_readers(
 
 
 def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, stream: str) -> str | None:
-    """Return a forgotten stream that had this name or has read topics of this source; None if none exists."""
+    """Return the name of a forgotten stream that had this name or has read topics of this source; None without one."""
     if FORGOTTEN_PREFIX + stream in properties:
         return stream
     for name in sorted(properties):
@@ -156,6 +157,9 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(
     starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
 ) -> dict[TopicPartition, int]:
-    """Return where a stream begins: after the records that other streams have read, or else at `starts`."""
+    """Return the offsets at which a stream starts, so that it continues where other streams stopped.
+
+    `others` is the result of `other_readers`. A partition that none of them has read starts at its offset in `starts`.
+    """
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

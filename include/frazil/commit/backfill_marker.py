@@ -24,7 +24,9 @@ from frazil.host.processes import mark
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of recorded runs. An earlier run, if cleared in Airflow, starts its backfill again."""
+"""Maximum number of recorded runs. A run that is no longer recorded starts its backfill again if it is cleared in
+Airflow.
+"""
 
 
 class BackfillState(StrEnum):
@@ -70,14 +72,14 @@ class BackfillMarker:
     worker: Worker | None = None
     """The process that began the current epoch; None if an earlier version began it."""
     runs: tuple[str, ...] = ()
-    """The last named runs that took part, such as Airflow's runs, the most recent last.
+    """Names of the last runs that worked on the backfill, such as Airflow's run ids, oldest first.
 
     Earlier versions recorded no runs. If an operator abandons such a backfill, its run starts the backfill once more.
     """
     abandoned_by: str = ""
     """The operator who abandoned the backfill. Empty if it was not abandoned, or if its own run abandoned it."""
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs of the stream whose backfill an operator abandoned. These runs do not start a backfill again."""
+    """The last runs whose backfills of this stream an operator abandoned. These runs do not start a backfill again."""
 
     @property
     def is_open(self) -> bool:
@@ -85,6 +87,7 @@ class BackfillMarker:
 
     @property
     def chunks(self) -> int:
+        """Number of committed chunks."""
         return sum(self.batches.values())
 
     @property
@@ -104,13 +107,16 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the marker of a backfill that the operator `by` abandoned, or its own run if `by` is None."""
+        """Return the marker with the state ABANDONED. `by` is the operator who abandoned the backfill; None if its own
+        run did.
+        """
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
+        """Return the marker after the commit of a chunk. `planned` is the estimated total number of chunks."""
         files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
@@ -151,7 +157,7 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the backfill branch. Two backfills of a stream have the same, so only one can run."""
+    """Return the name of the backfill branch. A stream has only one, so its backfills cannot run at the same time."""
     return f"frazil-backfill-{stream}"
 
 
@@ -177,10 +183,11 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return a backfill that has ended in the default table but not in the dead-letter table, if any.
+    """Return the backfill that is published in the default table but still open in the dead-letter table; None without
+    one.
 
-    Routed tables may not have its rows. With `abandoned`, an abandoned backfill is returned too, whose rows no table
-    gets. The arguments are the properties of both tables.
+    Its rows may be missing from routed tables. With `abandoned`, an abandoned backfill is returned too; its rows go to
+    no table. The first two arguments are the properties of the two tables.
     """
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
@@ -189,7 +196,9 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether a routed table's properties name this backfill, the last that had rows for the table."""
+    """Return whether this is the last backfill that added rows to a routed table, according to the table's
+    properties.
+    """
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

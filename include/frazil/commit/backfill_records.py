@@ -27,7 +27,7 @@ from frazil.offsets.spans import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class BackfillRecord:
-    """Describes the rows of a backfill in `_frazil/<stream>/backfills/<id>.json`. Written before they are published."""
+    """The rows of one backfill, stored in `_frazil/<stream>/backfills/<id>.json` before they are published."""
 
     backfill: BackfillMarker
     late: Mapping[int, int]
@@ -99,12 +99,16 @@ def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
 
 
 def give_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Discard the rows of a published backfill or replay that wait for a table which is no longer in the route."""
+    """Record that an operator discarded the rows of a published backfill for one table, which is no longer in the
+    route.
+
+    These rows were waiting for the table.
+    """
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
 def targets_given_up(journals: JournalStore, backfill_id: str) -> set[Target]:
-    """Return the tables for which an operator discarded the rows of a replay."""
+    """Return the tables for which an operator discarded the rows of a backfill or replay."""
     return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
 
@@ -119,16 +123,17 @@ def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[J
 
 
 def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
-    """Return the topic ids that the source of a backfill's chunks had, by topic."""
+    """Return the topic ids that were recorded with a backfill's chunks, by topic."""
     return {topic: i for journal in own_chunks for topic, i in journal.source.topic_ids.items()}
 
 
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills; with `window`, only of those that main got in that period.
+    """Yield the records of published backfills; with `window`, only of those that were published to main in that
+    period.
 
-    A backfill that is not yet marked as published is left out.
+    Skips a backfill that is not yet marked as published.
     """
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
@@ -146,6 +151,7 @@ def published_records(
 
 
 def _paths_in(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
+    """Yield the paths of the records whose rows were published to main in the period."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:

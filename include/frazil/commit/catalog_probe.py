@@ -1,8 +1,8 @@
 """Checks with a test table whether a catalog and its storage can hold a stream.
 
-A stream relies on features that some catalogs do not have, without reporting it. The catalog must keep the snapshot
-history and table properties, and refuse a commit whose base has changed. A commit to a branch must leave main
-unchanged. The storage must support conditional puts.
+Some catalogs silently ignore features that a stream relies on. The catalog must keep the snapshot history and table
+properties, and refuse a commit whose base has changed. A commit to a branch must leave main unchanged. The storage must
+support conditional puts.
 
 The probe runs before a stream's first take-over. Each host records the catalogs that passed.
 """
@@ -44,7 +44,7 @@ from frazil.table.storage import open_store
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Increased when the probe checks more, so that every host probes its catalogs again."""
+"""Version of the checks. It is increased when checks are added, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
 PROPERTY = "frazil.probe"
@@ -56,9 +56,10 @@ _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Refuse a catalog that cannot hold the stream. Skips catalogs that passed on this host, and the embedded one.
+    """Refuse a catalog that cannot hold the stream. Does not probe the embedded catalog, or one that passed on this
+    host.
 
-    If frazil may not create a table, logs a warning. Raises CommitRefused, CommitUnavailable.
+    Logs a warning if frazil may not create a table. Raises CommitRefused and CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
     record = _record(config)
@@ -81,8 +82,8 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
     """Return what the catalog and its storage cannot do, one sentence each; empty if they can hold the stream.
 
-    Creates a test table, and its namespace if that is missing. Removes both, and tables of killed probes. Raises
-    AccessDenied, CommitUnavailable, CommitRefused, SpecError.
+    Creates a test table, and its namespace if that is missing. Removes both afterwards, and also tables of killed
+    probes. Raises AccessDenied, CommitUnavailable, CommitRefused and SpecError.
     """
     with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
         _sweep(catalog, namespace, now_ms=now_ms)
@@ -93,7 +94,7 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe's commits to its table, and the missing features that they show."""
+    """Commits to the test table, and collects the features that are missing."""
 
     catalog: Catalog
     table: Table
@@ -135,7 +136,7 @@ class _Probe:
             self.missing.append("it drops table properties that are set with a commit")
 
     def _check_conditional(self, base: Table, second: Prepared) -> None:
-        """Commit once more from the base of the second commit, although the table has changed since."""
+        """Check that a commit from the base of the second commit is refused, because the table has changed since."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
         try:
@@ -189,7 +190,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 @contextmanager
 def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
-    """Yield the namespace. Create it if it is missing, and drop it again after the probe."""
+    """Yield the namespace. Create it if it is missing, and drop it again after the block."""
     created = []
     parts = name.split(".")
     for depth in range(1, len(parts) + 1):
@@ -206,6 +207,7 @@ def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
 
 @contextmanager
 def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
+    """Yield a new test table, and drop it after the block."""
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
     table_location = f"{_probe_folder(location)}/{name}" if location else None
     try:
@@ -227,9 +229,9 @@ def _probe_folder(location: str) -> str:
 
 @contextmanager
 def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """After the block, remove the empty folders that a probe left in a local warehouse.
+    """Remove, after the block, the empty folders that a probe left in a local warehouse.
 
-    Only while no writer starts: one that creates its table at that moment could lose its folders.
+    Use it only while no writer starts: a writer that creates its table at that moment could lose its folders.
     """
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
@@ -244,6 +246,7 @@ def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
 
 
 def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
+    """Drop the test tables that killed probes left behind."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
@@ -255,6 +258,7 @@ def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
 
 
 def _remove(catalog: Catalog, table: Table) -> None:
+    """Drop a table and delete its files."""
     catalog.drop_table(table.name())
     location = table.location()
     store = open_store(location, table.io.properties)
@@ -270,7 +274,7 @@ def _remove(catalog: Catalog, table: Table) -> None:
 
 
 def _best_effort(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action whose error is only logged; `purpose` completes the sentence in the log."""
+    """Run an action, and only log its error. `purpose` completes the sentence in the log."""
     try:
         action()
     except Exception as error:
@@ -278,12 +282,15 @@ def _best_effort(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record(config: CatalogConfig) -> Path:
-    """Return the file that records on this host that the catalog passed. Its name is a hash of the address."""
+    """Return the file that records, on this host, that the catalog passed. Its name is a hash of the catalog's
+    address.
+    """
     key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 
 
 def _address(properties: Mapping[str, str]) -> list[str]:
+    """Return what identifies the catalog: its URI without the password, and other properties."""
     uri = properties.get("uri", "")
     with suppress(ArgumentError):
         uri = make_url(uri).render_as_string(hide_password=True)

@@ -1,11 +1,11 @@
-"""The only committer of a stream: take-overs, dead letters and batches. Each commit swaps in the marker too.
+"""Commits a writer's take-over, dead letters and batches. Each commit also replaces the stream's marker.
 
 The committer relies on four facts. (1) A marker changes only in one update with a snapshot on main. (2) Each epoch
 belongs to one process. (3) A journal is complete before its commit. (4) Staged files never change. The committer relies
 neither on clocks nor on locks.
 
-Whether a record is rejected depends on the current schema. But a dead letter stays a dead letter. If it is read from
-Kafka again, staging does not write it to either table, even if the schema now accepts it.
+Whether a record is rejected depends on the current schema. But a record that became a dead letter remains one. If it is
+read from Kafka again, staging writes it to neither table, even if the schema now accepts it.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Committer:
     ) -> Committer:
         """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
 
-        A process takes over from another process only once. After that, the process continues only its own last epoch,
-        `after`, and raises `Fenced` if a later epoch exists: a writer that was replaced must not replace its successor.
+        A process takes over from another process only once. Later, it passes its own last epoch as `after`. If another
+        epoch has begun since, `take_over` raises `Fenced`: a writer that was replaced must not replace its successor.
 
-        `initial` returns the first offsets of a stream without a marker. The first epoch of such a stream is above
-        every epoch that ever staged a file here, because the stream may have been forgotten. `following` returns the
-        routed tables for a marker. Raises `RolledBack`, `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
+        `initial` returns the first offsets of a stream without a marker. `first_epoch` must be above every epoch that
+        ever staged a file here, because the stream may have been forgotten. `following` returns the routed tables for a
+        marker. Raises `RolledBack`, `TopicRecreated`, `AdoptionRequired` and `SchemaIncompatible`.
         """
 
         def decide(table: Table, marker: Marker | None) -> Marker:
@@ -175,7 +175,9 @@ class Committer:
         return committed
 
     def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        """Store the last batch that all routed tables have, from the stream's first routed batch on."""
+        """Return the marker with the last batch that all routed tables have. Unchanged before the stream's first routed
+        batch.
+        """
         if before.routed is None and not journal.routed:
             return marker
         complete = self.followers.complete_through if self.followers else before.routed or before.settled
@@ -199,7 +201,9 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of dead letters. Without any, it still checks that staging knew all earlier ones."""
+        """Return the commit of a batch's dead letters. Without any, it only checks that staging knew all earlier dead
+        letters.
+        """
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -227,7 +231,8 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker up to Kafka's first available offsets `first`; `lost` describes the lost records.
+        """Move the marker to Kafka's first available offsets, `first`, where it is behind them. `lost` describes the
+        lost records.
 
         Commits an empty snapshot with this text in its summary. Raises the same errors as `commit`.
         """
@@ -290,6 +295,7 @@ class Committer:
 
 
 def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
+    """Check that neither main nor the open branch was rolled back to before the marker's snapshots."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
@@ -353,7 +359,9 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offset after each topic-partition's last dead letter, for a table without a marker. Reads all."""
+    """Return the offset after each topic-partition's last dead letter, for a table without a marker. Reads the whole
+    table.
+    """
     head = head_of(table.metadata)
     if head is None or (head.summary and head.summary.get("total-records") == "0"):
         return {}
@@ -362,6 +370,7 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
 
 
 def _rewritten_offsets(marker: Marker, tp: TopicPartition) -> BitMap64:
+    """Return the offsets of the partition that Kafka assigned to a second record."""
     offsets = BitMap64()
     for start, end in marker.rewritten.get(tp, ()):
         offsets.add_range(start, end)

@@ -1,10 +1,11 @@
-"""Finds a consistent snapshot set ("cut"): one snapshot for each table of one or more streams.
+"""Finds a consistent cut: one snapshot for each table of one or more streams.
 
-Within one stream, the set ends at a batch: no table has a batch that the default table's snapshot does not have. The
-set ends before a batch that a routed table does not have, or received in one snapshot with later batches that are left
-out. If the default table's snapshot is older than a published backfill or replay, no table has its rows.
+Within one stream, the cut ends at a batch: no table has a batch that the default table's snapshot does not have. The
+cut ends before the first batch that a routed table is missing. If a routed table received several batches in one
+snapshot, the cut has all of them or none. Rows of a backfill or replay that was published after the default table's
+snapshot are in none of the chosen snapshots.
 
-For several streams, the set ends at the newest watermark that all of them had reached.
+For several streams, the cut ends at the newest watermark that all of them had reached.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ class CutStream:
     dead_letters: str
     routed: tuple[str, ...] = ()
     missing_since: BatchKey | None = None
-    """The first batch that a routed table did not have when the tables were loaded; None if all had all."""
+    """The first batch that a routed table did not have when the tables were loaded; None if no batch was missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CutTable:
-    """One table of the snapshot set."""
+    """One table of a cut, with the chosen snapshot."""
 
     table: str
     holds: Literal["rows", "dead letters"]
@@ -64,8 +65,10 @@ class CutTable:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
+    """A consistent set of snapshots."""
+
     watermark_ms: int | None
-    """The watermark at which the set of several streams ends; None for one stream."""
+    """The watermark at which the cut of several streams ends; None for one stream."""
     tables: tuple[CutTable, ...]
 
 
@@ -84,7 +87,7 @@ class _MainHistory:
                 yield index, snapshot
 
     def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
-        """Return what `read` returns for the stream's newest commit for which it is not None."""
+        """Apply `read` to the stream's commits, newest first. Return the first result that is not None."""
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
@@ -96,7 +99,9 @@ class _MainHistory:
         )
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the newest index, from `begin` on, without excluded commits of the stream in its history."""
+        """Return the index of the newest snapshot, from `begin` on, whose history has no excluded commit of the
+        stream.
+        """
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def index_without(self, is_left_out: Callable[[Snapshot], bool]) -> int:
@@ -104,7 +109,10 @@ class _MainHistory:
         return self.require_unexpired(max([0, *(p + 1 for p, s in enumerate(self.snapshots) if is_left_out(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return the index. Raises FrazilError if its snapshot has expired; one past the first never has."""
+        """Return the index. Raises FrazilError if its snapshot has expired.
+
+        The index after the table's first snapshot is valid: it stands for the empty table.
+        """
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]
@@ -116,9 +124,9 @@ class _MainHistory:
 
 
 def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest snapshot set, or the one at the time `at_ms` (milliseconds since 1970).
+    """Return the newest cut, or the one at the time `at_ms` (milliseconds since 1970).
 
-    `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the set, or if one
+    `tables` maps names to loaded tables. Raises FrazilError if the tables' history no longer shows the cut, or if one
     of several streams has no watermark. Raises RolledBack if a table has lost commits of a stream.
     """
     for stream in streams:
@@ -154,7 +162,7 @@ def _check_not_rolled_back(stream: CutStream, tables: Mapping[str, Table]) -> No
 
 
 def _first_excluded_batch(stream: CutStream, histories: Mapping[str, _MainHistory], main: int) -> BatchKey | None:
-    """Return the first batch that is not in the set; None if the stream has no settled batch."""
+    """Return the first batch that is not in the cut; None if the stream has no settled batch."""
     history = histories[stream.main]
     later = [key for _, s in history.commits(stream.stream, 0, main) if (key := _batch(s))]
     marker = read_marker(history.metadata.properties, stream.stream)
@@ -180,7 +188,7 @@ def _settled_index(
     """Return the index of the default table's snapshot, and a predicate for the other tables' snapshots.
 
     The predicate selects snapshots to leave out: batches and publications later than the default table's snapshot. If
-    another table received a batch only after such a publication, the set ends before that batch.
+    another table received a batch only after such a publication, the cut ends before that batch.
     """
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:
@@ -199,22 +207,28 @@ def _settled_index(
 
 
 def _batches_after(history: _MainHistory, stream: str, later: Collection[str]) -> list[BatchKey]:
+    """Return the stream's batches that a table received after the oldest of the backfills `later`."""
     first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later), default=0)
     return [key for _, s in history.commits(stream, 0, first) if (key := _batch(s))]
 
 
 def _is_left_out(stream: str, end: BatchKey | None, later: Collection[str], snapshot: Snapshot) -> bool:
+    """Return whether a snapshot has a batch of the stream from `end` on, or rows of a backfill in `later`."""
     is_own = _entry(snapshot, "frazil.stream") == stream
     return (is_own and _is_from(end, snapshot)) or _backfill_id(snapshot) in later
 
 
 def _is_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
+    """Return whether a snapshot has the batch `end` or a later one; for None, whether it has any batch."""
     key = _batch(snapshot)
     return key is not None and (end is None or key >= end)
 
 
 def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
-    """Return the newest index without left-out snapshots. After `at_ms`, only rows of the stream count."""
+    """Return the index of the newest snapshot whose history has no snapshot that is left out.
+
+    Snapshots after `at_ms` count only if they added rows of a batch or backfill.
+    """
     index = history.index_without(is_left_out)
     # Later changes by others (a compaction) are left out, as in the default table.
     while (
@@ -274,6 +288,7 @@ def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
 
 
 def _watermark(history: _MainHistory, stream: str, begin: int) -> int:
+    """Return the stream's watermark in ms. Raises FrazilError without one."""
     watermark_ms = history.newest(stream, begin, _watermark_ms)
     if watermark_ms is not None:
         return watermark_ms
@@ -299,7 +314,8 @@ def set_tag(table: Table, name: str, snapshot_id: int, *, retry_policy: RetryPol
             )
         if table.metadata.snapshot_by_id(snapshot_id) is None:
             raise FrazilError(
-                f"snapshot {snapshot_id} of table {identifier} has expired since the cut was made: cut again"
+                f"snapshot {snapshot_id} of table {identifier} has expired since the cut was made: run `frazil cut` "
+                "again"
             )
         update = SetSnapshotRefUpdate(
             ref_name=tag,

@@ -1,6 +1,6 @@
 """Counts the dead letters that a commit adds or removes, by error class and hour of rejection.
 
-Readers add up the counts in the snapshots' summaries to show recent dead letters without reading them.
+The counts are stored in the snapshots' summaries. Adding them up gives the recent dead letters without reading any.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SPAN = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 RECENT_MS = timedelta(days=1) // timedelta(milliseconds=1)
 SPANS = (1, 4, 12)
-"""Bucket sizes in hours. A summary that is too long uses the next larger size. Each size divides the next."""
+"""Bucket sizes in hours. If a summary would be too long, it uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 
 
 class Changes(NamedTuple):
-    """The counts that one commit reports."""
+    """The dead letters that one commit added or removed."""
 
     by: Counts
     span: int
@@ -41,7 +41,8 @@ NO_CHANGES = Changes({}, SPANS[0])
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters that are not discarded, by error class and hour.
 
-    "Recently" begins with the 12-hour bucket of the time 24 hours ago: other commits may report such buckets.
+    "Recently" begins at the start of the 12-hour bucket that contains the time 24 hours ago, because commits may report
+    buckets of 12 hours.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
@@ -66,7 +67,9 @@ def dead_letter_summary(changed: Counts) -> dict[str, str]:
 
 
 def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
-    """Parse the entries of `dead_letter_summary`; no counts for a summary of an earlier version or another program."""
+    """Parse the entries of `dead_letter_summary`. Returns no counts for a summary of an earlier version or another
+    program.
+    """
     try:
         by_class, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
         by = {(str(name), int(hour)): int(count) for name, hours in by_class.items() for hour, count in hours.items()}

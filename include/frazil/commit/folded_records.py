@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_RECORDS = 1_024
+"""Maximum number of records in one object."""
 MAX_BYTES = 16 * 1024**2
 """Maximum bytes of records in one object, before compression. Reading one record loads the whole object."""
 MAX_PARALLEL_READS = 8
@@ -34,6 +35,7 @@ MAX_PARALLEL_READS = 8
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
 
 Records = dict[BatchKey, bytes]
+"""Commit records as stored, by batch."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,7 +83,7 @@ class FoldedRecords:
         return None
 
     def items(self, *, newest_first: bool) -> Iterator[tuple[BatchKey, bytes]]:
-        """Yield each record once, in key order. Objects of concurrent folds may overlap."""
+        """Yield each record once, in key order or newest first. Objects of concurrent folds may overlap."""
         segments = self.segments()
         last: BatchKey | None = None
         for segment in sorted(segments, key=lambda s: s.last, reverse=True) if newest_first else segments:
@@ -142,9 +144,10 @@ def _unpack(data: bytes, path: str) -> Records:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
 ) -> Iterator[Records]:
-    """Split journals, in order, into groups that each fill one object. Leaves out empty journals.
+    """Read journals, and yield them in order in groups that each fill one object. Skips empty journals.
 
-    Drops a last group that is not full. Stops if `read` returns None: another process has folded that journal.
+    A last group that does not fill an object is not yielded. Stops if `read` returns None: another process has folded
+    that journal.
     """
     group: Records = {}
     size = 0

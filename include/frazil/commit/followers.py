@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 FIRST_RECORD = "frazil.first-commit-record"
 """The summary key for the first commit record, in a snapshot with rows of several batches."""
 NO_BATCH = BatchKey(0, 0)
+"""The key before a stream's first batch."""
 MAX_PARALLEL_COMMITS = 16
 MAX_PARALLEL_MERGES = 64
 """Maximum number of tables committed to in parallel if they merge: the threads mostly wait for the engine's jobs."""
@@ -57,7 +58,9 @@ RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 """Timeout for retrying the commit to a table whose last commit failed."""
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""How long after a journal's creation a routed table's commit may be in progress: the default table is first."""
+"""How long after a journal's creation its commit to a routed table counts as in progress. The default table comes
+first.
+"""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
 """Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
 
@@ -96,7 +99,7 @@ class Behind:
         return str(self.gone) if self.gone else f"{counted(self.rows, 'row')} behind"
 
     def is_coming(self, now_ms: int) -> bool:
-        """Whether a healthy writer is about to commit the missing batch."""
+        """Return whether a healthy writer is about to commit the missing batch."""
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
     def __str__(self) -> str:
@@ -106,6 +109,8 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """A failed commit to one table."""
+
     reason: str
     missing: Sequence[Journal]
     """The batches whose rows the table is missing; empty for a table that had all rows when it was dropped."""
@@ -113,11 +118,11 @@ class _Failure:
 
 @dataclass(slots=True)
 class Followers:
-    """The routed tables of one stream, as known to one writer."""
+    """The routed tables of one stream, as known to one process. Commits batches to them."""
 
     tables: StreamTables
     through: BatchKey
-    """All routed tables have all batches up to this one, except the batches in `waiting`."""
+    """The last batch that was added. All routed tables have all batches up to it, except the batches in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
     behind: dict[Target, Behind] = field(default_factory=dict)
@@ -141,7 +146,8 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches after the marker's `routed`, which earlier writers did not commit to the routed tables.
+        """Load the batches after the marker's `routed`: earlier writers may not have committed them to all routed
+        tables.
 
         `atomic` is the declared setting; it applies only if the catalog can commit to several tables in one step.
         """
@@ -246,7 +252,8 @@ class Followers:
     def _failure(self, target: Target, error: Exception) -> _Failure:
         """Return the failure, with the batches that the table is missing.
 
-        A dropped table may already have had some of an earlier writer's batches. Otherwise all waiting batches count.
+        If the table was dropped, it may already have had some batches of an earlier writer. Otherwise all waiting
+        batches count.
         """
         missing: Sequence[Journal] = self.waiting[target]
         if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
@@ -257,10 +264,11 @@ class Followers:
         return _Failure(explain_error(error, self.tables.stream, target), missing)
 
     def _is_inherited(self, target: Target) -> bool:
-        """Whether an earlier writer staged files that the table may not have."""
+        """Return whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
     def _create_if_waiting(self, target: Target, journals: Sequence[Journal]) -> None:
+        """Create the table if rows wait for it next to the default table."""
         if self.make is not None and has_waiting_files(self.tables, journals, target):
             self.make(target, journals)
 
@@ -289,7 +297,7 @@ class Followers:
     ) -> TableCommit[Marker]:
         """Return the commit of these journals' files. `merges` has the last merge that the table refused, if any.
 
-        Rows that wait next to the default table are first rewritten.
+        If rows wait next to the default table, they are first rewritten as files of this table.
         """
         tables, handle = self.tables, self.tables.handle(target)
         table = handle.current()
@@ -308,7 +316,7 @@ class Followers:
             if not files_fit(table.metadata, files):
                 raise SchemaIncompatible(
                     f"rows that wait for table {target} were written for a schema or partition spec that the table no "
-                    "longer has: make the columns optional that have become required since"
+                    "longer has: make columns that have since become required optional again"
                 )
             return reduce(_advance, journals, marker)
 
@@ -326,6 +334,7 @@ class Followers:
 
 
 def make_behind(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
+    """Return the routed table as lagging: `journals` are the batches that it is missing."""
     since_ms = min(journal.created_at_ms for journal in journals)
     return Behind(target, since_ms, len(journals), _row_count(journals, target), reason)
 
@@ -352,6 +361,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 
 def _advance(marker: Marker, journal: Journal) -> Marker:
+    """Return a routed table's marker after a batch."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
     return dataclasses.replace(
@@ -363,6 +373,7 @@ def _advance(marker: Marker, journal: Journal) -> Marker:
 
 
 def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
+    """Return the marker. Raises CommitUnavailable if the table has none."""
     if found is None:
         raise CommitUnavailable(
             f"table {'.'.join(table.name())} has no marker of stream {stream!r}: the table was dropped and recreated, "
@@ -372,7 +383,10 @@ def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
 
 
 def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, table: Target) -> None:
-    """Check the ancestry of a routed table. Raises RolledBack with advice for this table, which no reset changes."""
+    """Check that a routed table was not rolled back. Raises RolledBack, with advice for this table.
+
+    `frazil reset` does not change routed tables.
+    """
     try:
         check_ancestry(metadata, marker, table=table)
     except RolledBack as error:

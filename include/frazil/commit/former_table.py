@@ -1,7 +1,7 @@
 """Detects that a stream's table was dropped or renamed, even if another table now has its name.
 
-The marker in the dead-letter table records the own table. It is written after the own table's marker, and `frazil
-forget` removes it last. Without the dead-letter table, nothing can be detected.
+The marker in the dead-letter table names the stream's own table. It is written after the marker in that table, and
+`frazil forget` removes it last. Without the dead-letter table, nothing can be detected.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from frazil.table.storage import open_store
 
 
 def check_own_table(spec: StreamSpec, table: Table | None) -> None:
-    """Raise TableLost if the stream's own table is no longer in the catalog under its name: see `lost_or_replaced`."""
+    """Raise TableLost if the stream's own table is no longer in the catalog under its name."""
     if lost := lost_or_replaced(spec, table):
         raise TableLost(f"stream {spec.name!r}: {lost}")
 
 
 def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return a sentence that says why the stream's own table is no longer in the catalog, if so.
+    """Explain in one sentence why the stream's own table is no longer in the catalog under its name; None if it is
+    there.
 
     `table` is the table that has the name now. Raises the errors of catalog and storage.
     """
@@ -48,7 +49,11 @@ def lost_or_replaced(spec: StreamSpec, table: Table | None) -> str | None:
 
 
 def _wrote(spec: StreamSpec, marker: Marker) -> bool:
-    """Return whether the stream wrote a table of the declared name. Earlier versions did not record the table."""
+    """Return whether the marker's table has the declared name.
+
+    A marker of an earlier version does not name the table. Then return whether the dead-letter table has its default
+    name.
+    """
     if marker.own_table is None:
         return spec.dead_letters.table is None
     return marker.own_table.name == spec.table.identifier
@@ -58,13 +63,13 @@ def _sentence(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table |
     name, epoch = spec.table.identifier, f"epoch {marker.at.epoch}"
     if table is None:
         what = (
-            f"the table {name} is not in the catalog {catalog.name!r}, and {spec.dead_letter_table} still has the "
+            f"the table {name} is not in the catalog {catalog.name!r}, but {spec.dead_letter_table} still has the "
             f"stream's {epoch}: the catalog was lost or replaced, or the table was dropped or renamed"
         )
         first, begin = "", "to begin again in a new table"
     else:
         what = (
-            f"table {name} is not the table that the stream wrote, up to {epoch} by the marker in "
+            f"table {name} is not the table that the stream wrote to, up to {epoch} by the marker in "
             f"{spec.dead_letter_table}: that table was dropped or renamed, and another table has its name"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
@@ -74,6 +79,7 @@ def _sentence(catalog: Catalog, spec: StreamSpec, marker: Marker, table: Table |
 
 
 def _way_back(catalog: Catalog, spec: StreamSpec, marker: Marker) -> str:
+    """Return how to get the stream's table back under its name."""
     own, name = marker.own_table, spec.table.identifier
     if own is None:
         return "register its newest metadata file, or rename it back"

@@ -1,6 +1,6 @@
 """Reads a stream's commits from a branch's history, newest first, and the offsets that the table has reached.
 
-A `Period` limits the commits that an audit covers: its cost depends on the period, not on the table's size.
+A `Period` limits the commits that an audit covers, so that its cost depends on the period and not on the table's size.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
     """Return the commit record of the stream's newest batch on main: its `offsets_after` is the table's position.
 
-    None if main provably has no batch of the stream. Raises `RolledBack` if history or record are gone.
+    Returns None if main provably has no batch of the stream. Raises `RolledBack` if the history or the record is
+    missing.
     """
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
@@ -114,7 +115,10 @@ def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: s
 def first_offsets(
     metadata: TableMetadata, journals: JournalStore
 ) -> tuple[dict[TopicPartition, int], SourceIdentity | None]:
-    """Return the first offset of each topic-partition and their source (None without one). Reads all records."""
+    """Return the first committed offset of each topic-partition, and its source (None without records).
+
+    Reads all commit records.
+    """
     first: dict[TopicPartition, int] = {}
     source: SourceIdentity | None = None
     for record in journals.records(table_uuid=metadata.table_uuid):

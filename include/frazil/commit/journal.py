@@ -1,8 +1,8 @@
-"""The journal: one durable object per batch, written before the commit, and never written in part.
+"""The journal: one durable object per batch, which is written completely before the commit.
 
-After a crash, the next epoch commits the batch without Kafka or Parquet if it still starts at the marker's offsets.
-Otherwise it discards the journal and its files. The journal of a committed batch becomes the commit record that the
-snapshot's summary names, for audits and resets. `fold` packs old commit records into larger objects.
+After a crash, the next epoch commits the batch if it still starts at the marker's offsets. This needs neither Kafka nor
+new Parquet files. Otherwise it discards the journal and its files. The journal of a committed batch becomes the commit
+record that the snapshot's summary names, for audits and resets. `fold` packs old commit records into larger objects.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
+"""The value of `Journal.newest_dead_letters` for a dead-letter table without dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ class Unusable(Enum):
 class JournalStore:
     """The journals of one stream, at `<table location>/_frazil/<stream>/journal/<epoch>-<batch>.json`.
 
-    A journal is written once; a later epoch may close its key with `void`. Folded records keep path and key.
+    A journal is written once; a later epoch may close its key with `void`. A folded record keeps its path and key.
     """
 
     def __init__(self, store: ObjectStore, state_location: str) -> None:
@@ -249,7 +250,7 @@ class JournalStore:
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
-        """Return the paths of commit records that belong to another table with the same folder, now or earlier."""
+        """Return the paths of commit records that belong to another table which has, or had, the same folder."""
         alone = {self.path(key): (self.store.get(self.path(key)),) for key in self.keys()}
         folded = {segment.path: tuple(self._folded.read(segment).values()) for segment in self._folded.segments()}
         return {
@@ -293,11 +294,11 @@ class JournalStore:
         """Fold the oldest commit records, and yield the number of records in each new object.
 
         Safe at any time, from any process, even if interrupted: batches up to the marker's `settled` are final. The
-        newest `keep` records stay separate because they are read often, and so do damaged and foreign objects and
-        journals of discarded batches.
+        newest `keep` records are not folded, because they are read often. Damaged and foreign objects and journals of
+        discarded batches are not folded either.
 
-        If `forgotten` returns True, the marker was removed, and `forget` may have listed the objects before the last
-        one was written: `fold` deletes that object.
+        `forgotten` returns whether the marker was removed. `forget` may then have listed the objects before the last
+        one was written, so `fold` deletes that object and stops.
         """
         settled = [
             key
@@ -329,6 +330,7 @@ class JournalStore:
         return [key for key in keys if key > through]
 
     def _foldable(self, key: BatchKey, stream: str) -> bytes | None:
+        """Return a journal's content. Empty if it must not be folded; None if it is missing."""
         data = self.store.get(self.path(key))
         journal = _parse_journal(data)
         return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""

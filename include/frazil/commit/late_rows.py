@@ -1,8 +1,8 @@
 """Counts late rows: rows that were added to a window after the window was signalled.
 
-The table's cursor names the last commit that signals have counted. Late rows come from delayed records, backfills,
-records that are read again, other streams or engines, or a branch. The summary of a frazil commit has its number of
-rows per window; for other commits, the files are read.
+The table's cursor names the last commit that the signals cover. Late rows come from delayed records, backfills, records
+that are read again, other streams or engines, or a branch. The summary of a frazil commit has its number of rows per
+window; for other commits, the files are read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of late rows per window start (us since 1970), by event time in `column`.
+    """Return the number of late rows by window start (us since 1970). `column` has the event time.
 
     Late rows are those that commits after the cursor added to signalled windows. Empty without a cursor.
     """

@@ -21,7 +21,9 @@ from frazil.table.recent import Recent
 from frazil.table.storage_requests import count_request
 
 MAX_CACHED = 32
-"""Enough for the tables and open branch of a stream, before and after a commit, and for failed attempts."""
+"""Maximum number of cached lists. Suffices for a stream's tables and open branch before and after a commit, and for
+failed attempts.
+"""
 
 
 @dataclass(slots=True)
@@ -83,7 +85,7 @@ def add_manifests(
 
 
 class _Verbatim:
-    """Replaces Avro's record writer if records are already encoded."""
+    """Replaces Avro's record writer, for records that are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)

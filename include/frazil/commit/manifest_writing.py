@@ -1,6 +1,7 @@
 """Writes manifests of data files or of delete files, with the partition spec and schema of these files.
 
-Schemas and encoders are cached: PyIceberg builds them for each manifest, a quarter of the time of a small commit.
+Schemas and encoders are cached. PyIceberg builds them for each manifest, which takes a quarter of the time of a small
+commit.
 
 When a manifest replaces another one, the entries are copied without decoding them, because other engines write entry
 fields that PyIceberg does not know. Copying keeps these fields unchanged.
@@ -68,6 +69,9 @@ class Layout:
 
     @classmethod
     def for_staged_file(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+        """Return the layout for a staged file. Raises SchemaIncompatible if the table no longer has the file's
+        schema.
+        """
         if file.content == "position-deletes":  # the data file may be older than the newest schema and spec
             return cls.for_spec(metadata.specs()[file.spec_id], metadata)
         schema = metadata.schema_by_id(file.schema_id)
@@ -108,7 +112,7 @@ _encodings = Recent[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files, or of delete files, which PyIceberg's writer cannot. Caches encodings."""
+    """Writes manifests of data files and, unlike PyIceberg's writer, of delete files. Caches encodings."""
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -340,6 +344,7 @@ class CopiedEntries:
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
+    """The encoded data file of each entry."""
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:
@@ -433,9 +438,10 @@ recently_written = Recent[WrittenEntries](MAX_KEPT_MANIFESTS)
 
 
 class _Blocks(AvroFile[ManifestEntry]):
-    """An Avro file that yields its blocks decompressed but not decoded."""
+    """An Avro file whose blocks are read and decompressed, but not decoded."""
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each block's number of records and its decompressed bytes."""
         codec = self.header.compression_codec()
         while True:
             try:

@@ -1,6 +1,7 @@
-"""Builds one update of a table with a marker: a snapshot of main and, if commits are aligned, one of the open branch.
+"""Builds the update that changes a table together with its marker.
 
-The update's requirements cover both branches. Also removes branches.
+The update has a snapshot of main and, with `commit.align: watermark`, a snapshot of the open branch. Its requirements
+cover both branches. Also removes branches.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from frazil.table.tables import may_delete_files
 M = TypeVar("M", Marker, Marker | None)
 
 ALIGN = "align"
+"""The value of `frazil.operation` in the summaries of the open branch's snapshots."""
 OPEN_SNAPSHOT = "frazil.open-snapshot-id"
 """The summary key for the open branch's head. After a rollback of main, a reset restores the branch to it."""
 
@@ -62,7 +64,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round, which sets or (None) removes the marker.
+        """Return the change for the next round. It sets the marker, or removes it for None.
 
         Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
@@ -77,7 +79,9 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches, in each round: the files that leave or stay may have changed."""
+        """Prepare the snapshots of both branches. Each round prepares them again, because the open branch may have
+        changed.
+        """
         name = open_branch(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
@@ -198,14 +202,16 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
     if merging is None or merging.mode.declared != needs:
         raise SpecError(
             f"batch {journal.key} of stream {journal.stream!r} was staged for {needs}, which the stream no longer "
-            f"declares. Declare {needs} again and start the stream, until the batch is committed"
+            f"declares. Declare {needs} again, start the stream, and keep it running until the batch is committed"
         )
     traced = bool(journal.rejected) or journal.newest_dead_letters != NO_DEAD_LETTERS
     return MergeWriter(journal.stream, staged, merging, tables.landed, traced)
 
 
 def _position(marker: Marker) -> dict[str, str]:
-    """Return summary entries with the marker's position, for users. Their size does not grow with partitions."""
+    """Return summary entries with the marker's position, for users. Their size does not depend on the number of
+    partitions.
+    """
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),
@@ -232,8 +238,9 @@ def iso_utc(us: int) -> str:
 class BranchEnd:
     """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used.
 
-    The summary of a snapshot that stayed would count files that main now has as added. Iceberg's incremental clean-up
-    (up to version 1.9, for tables with one branch) would delete these files together with the snapshot.
+    The snapshots must not remain: their summaries would still list files as added that are now in main. Iceberg's
+    incremental clean-up (up to version 1.9, for tables with one branch) would delete such files together with the
+    snapshot.
     """
 
     branch: str
@@ -241,10 +248,12 @@ class BranchEnd:
     """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
     removed_ids: frozenset[int] = field(default=frozenset())
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of the manifests and manifest lists that are unused once the snapshots in `removed_ids` are removed."""
+    """Paths of the manifests and manifest lists that are no longer used once the snapshots in `removed_ids` are
+    removed.
+    """
 
     @property
-    def undecided(self) -> bool:
+    def may_have_waste(self) -> bool:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
@@ -265,7 +274,9 @@ class BranchEnd:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests, unless the removal did not land, or a snapshot of the branch was tagged."""
+        """Delete the unused manifests. Deletes nothing if the removal did not land, or if a snapshot of the branch was
+        tagged.
+        """
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):

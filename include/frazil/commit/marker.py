@@ -54,6 +54,7 @@ class LastTransaction(NamedTuple):
 
 
 NO_TRANSACTION = LastTransaction()
+"""The last transaction, if none is known."""
 
 
 class OwnTable(NamedTuple):
@@ -116,6 +117,7 @@ class Marker:
         return None if self.watermark_us is None else self.watermark_us // 1000
 
     def with_snapshots(self, snapshot_id: int, sequence_number: int, *, open_snapshot_id: int | None) -> Marker:
+        """Return the marker with the snapshots of a commit: that of its table, and the head of the open branch."""
         return dataclasses.replace(
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
         )
@@ -262,12 +264,12 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
 
 
 def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
-    """Return a stream's first marker. Journals of earlier epochs, which it does not name, are never committed."""
+    """Return a stream's first marker. It does not name earlier epochs, so their journals are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
 
 def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceIdentity:
-    """Return the current identity. In the same cluster, ids of topics that are no longer read are kept."""
+    """Return the current identity. Within the same cluster, it keeps the ids of topics that are no longer read."""
     kept = known.topic_ids if known.cluster_id == current.cluster_id else {}
     return SourceIdentity(current.cluster_id, {**kept, **current.topic_ids})
 
@@ -275,7 +277,9 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 def keep_same_topics(
     offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
-    """Return the offsets that are still valid. Offsets of another cluster or of a recreated topic are left out."""
+    """Return the offsets that are still valid in `current`, without those of another cluster or of a recreated
+    topic.
+    """
     if known is None or known.cluster_id != current.cluster_id:
         return {}
     return {
@@ -286,9 +290,9 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the ends of a table's current records, for topic-partitions that were recreated or truncated.
+    """Return the offsets at which a table's current records end, for topic-partitions that were recreated or truncated.
 
-    `marker` is this table's marker; `main` is the main table's, which resets change.
+    `marker` is the marker of this table. `main` is the main table's marker, which a reset changes.
     """
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}

@@ -1,4 +1,4 @@
-"""Changes of a marker by operators: reset, adopt, forget and give up. Also writes a routed table's first marker.
+"""Changes a marker for an operator: reset, adopt, forget and give up. Also writes a routed table's first marker.
 
 Each change is a compare-and-swap with an empty snapshot, whose requirement fences a running writer.
 
@@ -57,8 +57,9 @@ def reset(
 ) -> Marker:
     """Move the stream to the offsets `target` and the next epoch, in all tables.
 
-    `cut` has the offsets at which logs were truncated before the stream's position. The next start commits an open
-    journal only if it begins at `target`. Raises `WriterBusy` if the marker has changed since it was read.
+    `seen` is the state that was read before. `cut` has the offsets at which logs were truncated before the stream's
+    position. The next start commits an open journal only if it begins at `target`. Raises `WriterBusy` if the marker
+    has changed since it was read.
     """
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
@@ -93,7 +94,9 @@ def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
 
 
 def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Write the epoch to the dead-letter table, even a damaged one, with offsets after all records ever read."""
+    """Write the epoch to the dead-letter table, with offsets after all records ever read. Also works with a damaged
+    marker.
+    """
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -118,7 +121,7 @@ def _reset_dead_letters(tables: StreamTables, seen: BeforeReset, *, epoch: int, 
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows. An existing marker stays."""
+    """Write a stream's first marker to a table that has rows. An existing marker is kept."""
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -185,9 +188,11 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Set the marker that `decide` returns, or (None) remove it, with an empty snapshot, unless it is set already.
+    """Commit the marker that `decide` returns, with an empty snapshot; for None, remove the marker. Returns the new
+    marker.
 
-    `branch_change` changes the open branch. Unlike a writer's commits, this works if the marker is unreadable.
+    An equal marker is not committed again. `branch_change` changes the open branch. Unlike a writer's commits, this
+    works if the existing marker is unreadable.
     """
     update = MarkedUpdate(tables.stream)
     handle.forget()
@@ -249,7 +254,9 @@ def open_branch_after_reset(
 
 
 def _expected_head(metadata: TableMetadata, seen: BeforeReset, *, accepted: bool) -> int | None:
-    """Return the id of the open branch's head that matches main's state; None if no such head existed or is known."""
+    """Return the id of the open branch's head that matches main's state; None if there was no such head or it is
+    unknown.
+    """
     if seen.marker is None:
         return None
     if not seen.rolled_back or accepted:
@@ -268,7 +275,9 @@ def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) 
 
 
 def _read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
-    """Return whether the stream reads all of these batches again: none begins before the new position."""
+    """Return whether the stream will read all of these batches again, because each begins at or after the new
+    position.
+    """
     return bool(records) and all(
         record is not None
         and bool(at := keep_same_topics(target, source, record.source))
@@ -282,7 +291,8 @@ def write_first_marker(
 ) -> None:
     """Write a table's first marker, before any file is staged for the table.
 
-    It covers all batches of the default table, or those before `before`, the first one with waiting rows.
+    It covers all batches of the default table. With `before`, the first batch with waiting rows, it covers only earlier
+    batches.
     """
     first = _up_to_date_marker(default_marker)
     if before is not None:
@@ -297,10 +307,10 @@ def write_first_marker(
 
 
 def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard a table's waiting rows up to the batch of `default_marker`, so that commits to it resume.
+    """Discard a routed table's waiting rows up to the batch of `default_marker`, so that commits to the table resume.
 
-    Accepts a rollback, and batches that the default table does not have. Safe while a writer runs: what it commits
-    meanwhile stays. Raises the same errors as `swap`.
+    Accepts a rollback of the table, and batches that the default table does not have. Safe while a writer runs: batches
+    that it commits meanwhile stay. Raises the same errors as `swap`.
     """
 
     def decide(table: Table) -> Marker:
@@ -314,17 +324,20 @@ def give_up(tables: StreamTables, target: Target, default_marker: Marker) -> Non
 
 
 def give_up_waiting_rows(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table. If the table is created later, it only gets later batches."""
+    """Discard the rows that wait for a missing table. If the table is created later, it receives only later batches."""
     note = load_note(tables, target) or Note(target, None, "the rows for this table were discarded")
     write_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a table has batches that the default table, recreated or forgotten, does not have."""
+    """Return whether a routed table has batches after the default table's last one: the default table was recreated or
+    forgotten.
+    """
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 
 def _up_to_date_marker(default_marker: Marker) -> Marker:
+    """Return a marker for a routed table that has all batches of the default table."""
     return Marker(
         default_marker.stream,
         default_marker.at,

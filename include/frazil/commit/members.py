@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A table that a route has had."""
+    """The record of a table that a route has, or had earlier."""
 
     target: Target
     value: str | None
@@ -49,7 +49,9 @@ def member_names(tables: StreamTables) -> set[Target]:
 
 
 def read_member(tables: StreamTables, target: Target) -> Member | None:
-    """Return the record of a table that the route has had; None if the table was never in the route."""
+    """Return the record of a table; None if the table was never in the route, or if another version wrote the
+    record.
+    """
     data = tables.store.get(_path(tables, target))
     try:
         return None if data is None else Member(**json.loads(data))
@@ -68,9 +70,9 @@ def forget_member(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the waiting journals that a missing table's newest remaining metadata does not have.
+    """Return the waiting journals that a missing table never committed, according to its newest remaining metadata.
 
-    Returns all if this is unknown: the table was purged, or an earlier version did not record its UUID.
+    Returns all journals if this is unknown: the table was purged, or an earlier version did not record its UUID.
     """
     member = read_member(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)
@@ -96,7 +98,8 @@ def newest_remaining_metadata(tables: StreamTables, member: Member) -> Metadata 
 def find_renamed(tables: StreamTables, member: Member, named: Collection[Target] = ()) -> Target | None:
     """Return the current name of a renamed table; None if it is not found.
 
-    Tries tables that the route has had, and those in the declaration (`named`), to which no writer may have written.
+    Tries the tables that the route has had, and then those in the declaration (`named`) that no writer has recorded
+    yet.
     """
     if member.uuid is None:
         return None

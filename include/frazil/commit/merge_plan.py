@@ -40,7 +40,7 @@ from frazil.table.branches import head_of
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 SPLIT_BYTES = 64 * 2**20
-"""Minimum size of a group that is split. For less, a second round of tasks would cost more than it saves."""
+"""Minimum size of a group that is split. For a smaller group, a second round of tasks would cost more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 Values = tuple[Any, ...]
@@ -58,8 +58,10 @@ class InsertTask:
     after: tuple[int, ...]
     """The indices of the group's earlier tasks."""
     share: tuple[str, ...] = ()
+    """See `MergeTask.share`."""
 
     def task(self, matched: bytes) -> MergeTask:
+        """Return the task. `matched` has the changes that the earlier tasks have matched, as in `MergeTask`."""
         return MergeTask(self.index, self.changes, (), inserts=True, matched=matched, share=self.share)
 
 
@@ -101,7 +103,7 @@ def plan_merge(
 
 
 def check_format(table: Table, declared: str = "mode: upsert") -> None:
-    """Check that the table has format version 2, the only version that supports merges. Raises SchemaIncompatible."""
+    """Check that the table has format version 2, the only one that frazil can merge into. Raises SchemaIncompatible."""
     name, version = ".".join(table.name()), table.metadata.format_version
     if version != FORMAT_VERSION:
         raise SchemaIncompatible(
@@ -111,10 +113,11 @@ def check_format(table: Table, declared: str = "mode: upsert") -> None:
 
 
 def key_schema(table: Table, key: Collection[str]) -> Schema:
+    """Return the schema of the key columns. Raises SchemaIncompatible if the table is missing one."""
     names = {column.name for column in table.schema().fields}
     if missing := sorted(set(key) - names):
         raise SchemaIncompatible(
-            f"table {'.'.join(table.name())} is missing {', '.join(missing)}, which the stream's key names; "
+            f"table {'.'.join(table.name())} is missing {', '.join(missing)} of the stream's key; "
             "restore the column, or declare another key"
         )
     return table.schema().select(*key)
@@ -173,6 +176,7 @@ class _ChangeIndex:
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
     def _in_summaries(self, manifest: ManifestFile) -> bool:
+        """Return whether a manifest's partition summaries may include the partition values of a change."""
         summaries = manifest.partitions
         if not summaries:
             return True
@@ -197,6 +201,7 @@ class _ChangeIndex:
         return rows
 
     def overlaps(self, file: DataFile, bounds: Bounds) -> bool:
+        """Return whether the bounds of a file's key columns overlap these bounds."""
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         for (field_id, kind), (smallest, greatest) in zip(self._kinds, bounds, strict=True):
             if greatest is not None and (low := lower.get(field_id)) is not None and from_bytes(kind, low) > greatest:
@@ -235,7 +240,7 @@ def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile
 
 
 def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a predicate for manifests that may list matching rows; None if columns of the spec no longer exist."""
+    """Return a predicate for manifests that may list matching rows; None if a column of the spec no longer exists."""
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
     return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
@@ -261,6 +266,10 @@ class _Group:
 def _groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
+    """Return the groups of changes, each with the files that may contain its keys.
+
+    If a file has another partition spec, all changes and files form a single group.
+    """
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[Values, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -300,6 +309,7 @@ class PartitionKeys:
 def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> DeleteFileIndex:
+    """Return an index of the position deletes. Raises SchemaIncompatible for deletes that a merge cannot apply."""
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
@@ -354,6 +364,7 @@ def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
 def _divide(
     groups: Sequence[_Group], parallelism: int, before: Mapping[Values, int]
 ) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[Values, int]]:
+    """Return the merge tasks, the insert tasks of split groups, and the task index of each group that is not split."""
     share = sum(group.weight for group in groups) / parallelism
     large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
@@ -394,7 +405,10 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
-    """Return each group's bin (task index): as in the plan `before`, or else the emptiest, heaviest first."""
+    """Return each group's bin (task index). A group keeps its bin of the plan `before`.
+
+    Other groups, the heaviest first, go to the bin with the least weight.
+    """
     bins: dict[Values, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -68,6 +68,8 @@ def merge_config(
 
 @dataclass(slots=True)
 class _Attempt:
+    """One attempt of a merge: its snapshot's writer, and the state of the table on which it is based."""
+
     writer: SnapshotWriter
     files: Collection[str]
     head: Snapshot | None
@@ -84,9 +86,9 @@ class MergeWriter:
     """Staged files (at least one) of changes (`mode: upsert`), or of candidate rows (`dedupe`)."""
     merging: MergeConfig
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
-    """Returns `MergeRules.landed` for the table."""
+    """Returns the ends of the table's records; see `MergeRules.landed`."""
     traced: bool = True
-    """See `MergeRules.traced`."""
+    """Whether rows take the coordinates of later changes that change no value; see `MergeRules.traced`."""
     attempts: list[_Attempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     """Task results, by the folder of the task's context and the task."""
@@ -95,11 +97,11 @@ class MergeWriter:
     _plan: MergePlan | None = None
 
     @property
-    def undecided(self) -> bool:
-        return bool(self._results) or any(attempt.writer.undecided for attempt in self.attempts)
+    def may_have_waste(self) -> bool:
+        return bool(self._results) or any(attempt.writer.may_have_waste for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
-        """Return the next attempt; an empty snapshot if nothing changes. Also raises the tasks' errors."""
+        """Return the next attempt; its snapshot is empty if nothing changes. Raises the errors of its tasks."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         context = self._context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
@@ -158,7 +160,7 @@ class MergeWriter:
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
             attempt.writer.delete_unused(table)
-        needed = {path for attempt in self.attempts if attempt.writer.undecided for path in attempt.files}
+        needed = {path for attempt in self.attempts if attempt.writer.may_have_waste for path in attempt.files}
         waste = {file.path for result in self._results.values() for file in result.files} - needed
         if waste:
             heads = [attempt.head for attempt in self.attempts]
@@ -181,6 +183,7 @@ def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[Merge
 
 
 def _added_since(sequence_number: int, table: Table) -> set[str]:
+    """Return the paths of files in manifests that were added at or after a sequence number."""
     manifests = {
         manifest.manifest_path: manifest
         for snapshot in table.metadata.snapshots

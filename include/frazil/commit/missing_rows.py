@@ -1,4 +1,4 @@
-"""Finds routed tables that do not have all rows of the default table yet, by loading the tables. For readers."""
+"""Finds routed tables that do not have all rows of the default table yet, by loading the tables. Commits nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ def tables_behind(
     waiting: Mapping[Target, list[Journal]] | None = None,
     remedy: Remedy = lambda _: None,
 ) -> list[Behind]:
-    """Return which tables with `waiting` batches (by default, all) are missing rows, by name. Commits nothing."""
+    """Return the routed tables whose waiting batches have rows that the table does not have yet, sorted by name.
+
+    `waiting` defaults to all waiting batches. Commits nothing.
+    """
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
@@ -53,6 +56,7 @@ def tables_behind(
 def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
 ) -> Behind | None:
+    """Return which rows of the waiting batches a table is missing, and why; None if it has all of them."""
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
     is_loaded, gone = False, None
     try:
@@ -77,7 +81,8 @@ def _check_table(
 def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
     """Return the routed tables that are missing rows of the last published backfill. Commits nothing.
 
-    Loads tables that are not in `loaded`, except if the dead-letter table also records the end of the backfill.
+    If the dead-letter table has also recorded the end of the backfill, no table is missing rows, and none is loaded.
+    Otherwise, tables that are not in `loaded` are loaded.
     """
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
@@ -97,7 +102,7 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
 
 
 def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
-    """Return the dead-letter table's properties. If it is lost, routed tables are checked for the rows."""
+    """Return the dead-letter table's properties; empty if the table is lost."""
     try:
         return tables.dead_letters.current().properties
     except TableLost:
@@ -105,6 +110,7 @@ def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
 
 
 def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, backfill: BackfillMarker) -> bool:
+    """Return whether a routed table received rows of the backfill; False if the table cannot be loaded."""
     try:
         return has_backfill_rows((table or tables.handle(target).refresh()).properties, backfill)
     except Exception:  # as above: a table that cannot be loaded counts as missing the rows
@@ -112,7 +118,9 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that some routed table does not have; None if all have all batches. Loads the tables."""
+    """Return the first batch that some routed table does not have; None if no table is missing a batch. Loads the
+    tables.
+    """
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:

@@ -35,7 +35,7 @@ REPEATED = "frazil.repeated"
 
 @dataclass(frozen=True, slots=True)
 class MergingMode:
-    """A mode in which staged files are merged into the table by their commit."""
+    """A mode in which a commit merges staged files into the table."""
 
     content: Content
     declared: str

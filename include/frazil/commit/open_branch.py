@@ -38,13 +38,19 @@ class BranchChange:
     base: Snapshot | None
     """The snapshot on which the branch is based: its head, or an older snapshot after a reset."""
     stays: tuple[ManifestFile, ...] = ()
+    """Manifests that stay on the branch."""
     leaves: tuple[DataFile, ...] = ()
+    """Files that leave the branch. They move to main, unless `drops` is set."""
     joins: tuple[StagedFile, ...] = ()
+    """Files of the batch that are added to the branch."""
     to_main: tuple[StagedFile, ...] = ()
+    """Files of the batch that are added to main."""
     drops: bool = False
     """Whether files that leave the branch are dropped instead of moving to main."""
     ends: bool = False
+    """Whether the branch is removed."""
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
+    """Returns a key for each file that joins. Files with different keys never share a manifest."""
 
 
 class _TimeField(NamedTuple):
@@ -77,6 +83,7 @@ class _TimeFields:
         return field.span(base64.b64decode(text)) if field and text is not None else None
 
     def manifest_span(self, manifest: ManifestFile) -> tuple[int, int] | None:
+        """Return the start and length of a manifest's time partition in microseconds; None without one."""
         field = self.fields.get(manifest.partition_spec_id)
         return field.span(manifest.partitions[field.position].lower_bound) if field and manifest.partitions else None
 
@@ -94,17 +101,18 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Check that no file spans several windows: the table must be partitioned by event time at least as finely.
+    """Check that no file spans several windows.
 
-    Raises `SchemaIncompatible`, or `StaleBatch` if only the files were staged before that.
+    The table must be partitioned by event time, at least as finely as the windows. Raises `SchemaIncompatible`, or
+    `StaleBatch` if only the files were written with an earlier, coarser partitioning.
     """
     if align is None:
         return
     fine = {i for i, f in _TimeFields(metadata, align.column).fields.items() if f.length_us <= align.grain.us}
     if metadata.default_spec_id not in fine:
         raise SchemaIncompatible(
-            f"commit.align: watermark waits for every {align.grain} of {align.column}, and table {table} is not "
-            f"partitioned by it: evolve its partitioning to hour({align.column})"
+            f"commit.align: watermark waits for every {align.grain} of {align.column}, but table {table} is not "
+            f"partitioned by this column: evolve its partitioning to hour({align.column})"
             + (f" or day({align.column})" if align.grain is Grain.DAY else "")
             + ", or declare commit.align: none"
         )
@@ -115,7 +123,7 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files of a batch join the open branch, and which leave it. `marker` is that after the batch."""
+    """Return which files join and which leave the open branch with a batch. `marker` is the marker after the batch."""
     head = head_of(table.metadata, open_branch(marker.stream))
     times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -145,5 +153,6 @@ def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile,
 
 
 def _split(items: Iterable[T], first: Callable[[T], bool]) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Return the items for which `first` is true, and the other items."""
     kept = list(items)
     return tuple(i for i in kept if first(i)), tuple(i for i in kept if not first(i))

@@ -60,12 +60,12 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 
 def open_named(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with `table`, which has its table's name now, even if the stream wrote to another table."""
+    """Open a stream with the table that now has the declared name, even if the stream wrote to an earlier table."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table no longer exists; None if neither exists."""
+    """Open the dead-letter table of a stream whose own table no longer exists; None if it does not exist either."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:
@@ -78,7 +78,9 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
 
 
 def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for reading; creates nothing. Raises TableLost on use of a lost dead-letter table."""
+    """Open the stream's tables for reading; creates nothing. A missing dead-letter table raises TableLost only when it
+    is used.
+    """
     table = _load_table(spec)
     opened = _open(spec, {"main": table})
     targets = {**opened.tables.targets, "dead-letters": _ReadOnlyDeadLetters(table, spec)}

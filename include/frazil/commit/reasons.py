@@ -32,6 +32,7 @@ class Reason:
 
 
 Reasons = Mapping[str, Reason]
+"""Dead letters by error class."""
 
 
 def count_reasons(rejects: Rejects) -> Reasons:

@@ -38,7 +38,9 @@ from frazil.table.branches import head_of
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 SHARE_BYTES = 32 * 2**20
-"""Approximate size of the files that a task of the last round rewrites. Each task reads the batch's keys."""
+"""Target size of the files that one task of the last round rewrites. Each such task also reads all keys of the
+batch.
+"""
 
 Span = tuple[int, int]
 
@@ -67,6 +69,7 @@ def plan_repeats(
 
 
 def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> list[TableFile]:
+    """Return the table's files that may have rows near the batch in event time, with keys within its bounds."""
     if head_of(table.metadata) is None:
         return []
     layouts = PartitionKeys(table)
@@ -93,7 +96,7 @@ def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> Bo
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
-    """Return the disjoint spans of event time (microseconds) in which repeats may lie, in order."""
+    """Return the disjoint spans of event time (microseconds) that may contain repeats, in order."""
     within = rules.within_us or 0
     spans: list[Span] = []
     for smallest, greatest in sorted((a - within, b + within) for a, b in bounds):

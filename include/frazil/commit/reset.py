@@ -37,7 +37,9 @@ class Available:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """The offsets at which logs were truncated before the marker. Kafka has other records from there on."""
+    """The offsets at which logs were truncated, if the stream had read further. Kafka has other records from there
+    on.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ class BeforeReset:
     marker_text: str | None
     """The marker's property when it was read. A reset is refused if the property has changed since."""
     held: Offsets
-    """The next offsets after the stream's records in the table: after a rollback, before the marker's offsets."""
+    """The offsets up to which the table has the stream's records. After a rollback, they are below the marker's
+    offsets.
+    """
     source: SourceIdentity | None
     """The source to which the offsets in `held` belong; None if `held` is unknown."""
     rolled_back: bool
@@ -59,7 +63,7 @@ class BeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The effect of a reset on one topic-partition: from the next offset `held` to `target`."""
+    """The effect of a reset on one topic-partition, whose next offset changes from `held` to `target`."""
 
     topic: str
     partition: int
@@ -127,7 +131,7 @@ def clamp(wanted: Offsets, available: Available) -> dict[TopicPartition, int]:
 
 
 def move_before_truncations(offsets: Offsets, available: Available) -> dict[TopicPartition, int]:
-    """Return the offsets. Where Kafka's log was truncated before an offset, the offset moves back to the truncation."""
+    """Return the offsets. An offset beyond the point where Kafka's log was truncated is lowered to that point."""
     return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
 
 
@@ -166,7 +170,9 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 
 def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the epochs where the position does not move forward: skipped records may have later ones."""
+    """Return the leader epochs of partitions whose position does not move forward. Skipped records may have later
+    epochs.
+    """
     known = keep_same_topics(before.leader_epochs, before.source, source)
     return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
 
@@ -179,7 +185,9 @@ def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cu
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
-    """Return the end of the table's current records, for logs that were recreated or truncated."""
+    """Return the offsets at which the table's current records end, for topic-partitions that were recreated or
+    truncated.
+    """
     same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
@@ -195,6 +203,6 @@ def _given_up_spans(seen: BeforeReset, before: Marker, target: Offsets, source: 
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
-    """Merge the spans, without those of recreated topics and without empty ones."""
+    """Return both sets of spans merged, without empty spans and without those of recreated topics."""
     kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
     return merge_spans((*kept, *new.items()))

@@ -83,10 +83,13 @@ class RowChange:
     choose: Choose
     replace: Replace
     wanted: tuple[str, ...] = ()
+    """Further columns that `choose` needs."""
 
 
 @dataclass(slots=True)
 class _Attempt:
+    """One attempt of a row change."""
+
     writer: SnapshotWriter
     paths: tuple[str, ...]
     """Files that the attempt wrote in addition to the files of its writer."""
@@ -104,8 +107,8 @@ class RowChangeWriter:
     """Number of rows that the last round chose."""
 
     @property
-    def undecided(self) -> bool:
-        return any(attempt.writer.undecided for attempt in self.attempts)
+    def may_have_waste(self) -> bool:
+        return any(attempt.writer.may_have_waste for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
         """Return the next attempt. Its snapshot is empty if no row is chosen."""
@@ -123,6 +126,7 @@ class RowChangeWriter:
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
+        """Delete the files of attempts that can never land."""
         for attempt in self.attempts:
             attempt.writer.delete_unused(table)
             if not attempt.writer.attempts and attempt.paths:
@@ -242,7 +246,9 @@ def replayed_change(
 def dead_letters_at(
     replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
-    """Return the dead letters at these offsets and coordinates, also those of earlier versions without topic id."""
+    """Return the dead letters at these offsets and coordinates, including those that earlier versions wrote without
+    topic id.
+    """
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
@@ -268,6 +274,7 @@ def _add_errors(rows: pa.Table, reasons: list[Reason]) -> pa.Table:
 
 
 def _error_history(now: Reason, then: Reason) -> str:
+    """Return the error text of a dead letter that failed again, followed by its earlier errors."""
     if now == then or then[1].startswith(f"{now[1]}; before, "):
         return then[1]
     return f"{now[1]}; before, {then[0]}: {then[1]}"[:MAX_ERROR_CHARACTERS]

@@ -23,7 +23,7 @@ from frazil.table.branches import MAIN, head_of
 
 
 class Continuity(Enum):
-    """Whether a batch continues at the marker's offsets."""
+    """Whether a batch continues at the marker's offsets, and what happens to it."""
 
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
@@ -31,7 +31,7 @@ class Continuity(Enum):
 
 
 def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
-    """Check that this writer owns the stream: the stream's marker has the writer's epoch."""
+    """Check that this writer owns the stream: the stream's marker has the writer's epoch. Returns the marker."""
     if marker is None:
         raise Fenced(
             f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running; start the stream again if "
@@ -195,6 +195,7 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
+    """Return whether files with the schema `written` may still be added to a table with the schema `current`."""
     before, now = index_by_id(written), index_by_name(current)
     left = set(now.values())
     if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):

@@ -1,4 +1,4 @@
-"""Determines why an attempt ("round") of a compare-and-swap failed ("setback"), and whether a retry can succeed."""
+"""Determines why a round of a compare-and-swap failed, and whether a retry can succeed. A round is one attempt."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ log = logging.getLogger(__name__)
 REFUSED = frozenset({400, 405, 413, 422, 501})
 """HTTP status codes with which a REST catalog refuses a change."""
 MAX_REFUSALS = 8
-"""How often the catalog may refuse the same metadata: a few seconds, because a gateway may fail for a moment.
+"""How often the catalog may refuse to change the same metadata. The retries take a few seconds: a gateway may fail
+briefly.
 
-A lost race that looks like a refusal (sequence number too old) changes the metadata: the count restarts.
+A lost race can look like a refusal (sequence number too old). But it changes the metadata, so the count restarts.
 """
 MAX_FAILURES = 20
-"""How often a commit may fail to be prepared on the same metadata: a minute, in which storage may recover."""
+"""How often the preparation of a commit may fail on the same metadata. The retries take a minute: storage may
+recover.
+"""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Errors of planning and merging code. Errors from servers that have one of these types are also OSErrors."""
+"""Errors of the code that plans and merges. An error from a server that has one of these types is also an OSError."""
 
 MAX_ERROR_CHARACTERS = 300
 """Maximum length of an error in a log message, because some servers answer with whole pages."""
@@ -46,7 +49,7 @@ _FAILED = {
 }
 
 Step = Literal["load", "prepare", "commit"]
-MAX_NAMED = 5
+MAX_NAMED_TABLES = 5
 """Maximum number of a commit's tables that a message names."""
 
 
@@ -57,8 +60,8 @@ class TableNames:
     identifiers: tuple[str, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join(self.identifiers[:MAX_NAMED])
-        more = len(self.identifiers) - MAX_NAMED
+        shown = ", ".join(self.identifiers[:MAX_NAMED_TABLES])
+        more = len(self.identifiers) - MAX_NAMED_TABLES
         return f"{shown} and {more} more" if more > 0 else shown
 
     @property
@@ -76,7 +79,7 @@ class Refusals:
     """The kind of the last failure, and the metadata files on which it happened."""
 
     def count_error(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
-        """Count a refusal or a fault; raises `CommitRefused` when the maximum is reached. Ignores other errors."""
+        """Count a refusal or a fault. Raises `CommitRefused` when the maximum is reached. Ignores other errors."""
         fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
         if not tables or not (fault or _is_refusal(error)):
             return
@@ -104,8 +107,8 @@ def _is_refusal(error: Exception) -> bool:
 def is_overtaken(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch of the table took its sequence number.
 
-    The requirement on this branch still holds, so PyIceberg or the catalog finds the conflict while building the
-    metadata. As after any lost race, the next round first checks whether an attempt landed.
+    The requirement on this snapshot's branch still holds, so PyIceberg or the catalog finds the conflict only when it
+    builds the metadata. As after any lost race, the next round first checks whether an attempt landed.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
@@ -153,20 +156,20 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed rounds; lost races do not count. The first failure and the recovery are logged as warnings."""
+    """A series of failed rounds, not counting lost races. The first failure and the recovery are logged as warnings."""
 
     names: TableNames
     clock: Callable[[], float]
     since: float | None = None
 
-    def level(self, setback: Setback) -> int:
-        """Return the level at which a setback is logged. `frazil status` shows the newest setback."""
+    def record_failure(self, setback: Setback) -> int:
+        """Record a failed round, and return the level at which to log it. `frazil status` shows the newest failure."""
         if setback.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
         return setback.level
 
     def end_outage(self) -> None:
-        """Record that a round succeeded."""
+        """End the outage after a successful round. Logs the recovery of a longer outage."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= OUTAGE_S:
             log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The outcome for the journals of earlier epochs."""
+    """The journals of earlier epochs that were committed or discarded."""
 
     committed: tuple[Journal, ...] = ()
     discarded: tuple[BatchKey, ...] = ()
@@ -49,7 +49,9 @@ class Settled:
 
 
 def settle(tables: StreamTables, committer: Committer) -> Settled:
-    """Commit journals that continue the marker, without Kafka or Parquet. Discard the others."""
+    """Commit the journals that continue the marker, and discard the others. Needs neither Kafka nor new Parquet
+    files.
+    """
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
@@ -71,9 +73,10 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
 
 
 def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
-    """Commit a marker with the next batch number, which fails if a later epoch has begun.
+    """Commit a marker with the next batch number. This fails if a later epoch has begun.
 
-    That epoch may have read a journal before this writer discarded it. A caching catalog could hide it from a reload.
+    Such an epoch may have read a journal before this writer discarded it. Loading the table would not show this
+    reliably, because a catalog may return cached metadata.
     """
 
     def decide(_: Table, found: Marker | None) -> Marker:
@@ -84,7 +87,7 @@ def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield uncommitted journals of earlier epochs, except those from before a `forget`."""
+    """Yield the uncommitted journals of earlier epochs, except those that are older than a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.fate(journal.key) is Fate.NOT_COMMITTED:
@@ -92,13 +95,14 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
+    """Commit a journal of an earlier epoch. Raises StaleBatch if it cannot be committed."""
     _check_staged_files(tables, journal)
     if committer.commit(journal).settled != journal.key:  # for example after a reset
         raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 
 def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
-    """Check that staged files exist; those of routed tables are checked when they are committed."""
+    """Check that the staged files exist. Files of routed tables are checked later, when they are committed."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}

@@ -1,8 +1,8 @@
 """Writes one snapshot of a branch from staged files: manifests with the files' own specs, the manifest list, and
 updates.
 
-PyIceberg's `Transaction` retries without frazil's requirements, writes every file with the table's default spec, and
-copies the metadata about fourteen times.
+Replaces PyIceberg's `Transaction`, which retries without frazil's requirements, writes every file with the table's
+default spec, and copies the metadata about fourteen times.
 """
 
 from __future__ import annotations
@@ -67,18 +67,19 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The manifests that a new snapshot takes over from its branch, and the files that leave the branch.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch.
 
-    Only manifests of main mark leaving files as deleted. Main has the files that leave other branches, and an expiry
-    could delete them.
+    Only snapshots of main mark leaving files as deleted. Files that leave another branch are added to main, and an
+    expiry could delete files that are marked as deleted.
     """
 
     stays: Sequence[ManifestFile]
+    """The manifests that the new snapshot keeps, some of them rewritten."""
     removed_files: Sequence[DataFile]
     summary: Summary | None
     """The summary of the previous snapshot, which still counts these files."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were written only for this snapshot, to mark files as deleted."""
+    """Manifests of `stays` that were rewritten for this snapshot, to mark files as deleted."""
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class SnapshotWriter:
     """Paths of the manifest lists that have the merged manifest."""
 
     @property
-    def undecided(self) -> bool:
+    def may_have_waste(self) -> bool:
         return bool(self.attempts or self.manifests)
 
     @property
@@ -169,14 +170,18 @@ class SnapshotWriter:
         return Base(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
-        """Require main's head for a branch's first snapshot, which could set sequence numbers back."""
+        """Return the requirement that main is unchanged, for the first snapshot of a branch.
+
+        Otherwise, this snapshot could lower the table's sequence number.
+        """
         main = head_of(metadata)
         if self.branch in metadata.refs or main is None:
             return ()
         return (AssertRefSnapshotId(ref=MAIN, snapshot_id=main.snapshot_id),)
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files of failed attempts that `table`, loaded after the attempts, proves unnecessary.
+        """Delete the files of failed attempts that are no longer needed, according to `table`, which was loaded after
+        them.
 
         An attempt that was reported as failed may still land. Its manifest list is unnecessary only if the snapshot
         does not exist and its sequence number is below the table's next one. Every catalog then refuses the attempt,
@@ -243,7 +248,7 @@ def base_without(
     table: Table,
     snapshot_id: int,
 ) -> Base:
-    """Return the manifests that a snapshot of main keeps; those that list files to remove are rewritten.
+    """Return the manifests that a snapshot of main keeps. Manifests that list files to remove are rewritten.
 
     `removed` has the paths of these files. `read_entries` returns a manifest's live entries.
     """
@@ -268,6 +273,7 @@ def base_without(
 
 
 def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:
+    """Return whether every catalog refuses the attempt from now on."""
     head = head_of(metadata, branch)
     return (
         all(s.manifest_list != attempt.snapshot.manifest_list for s in metadata.snapshots)
@@ -284,7 +290,7 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 
 
 def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
-    """Convert a staged file to the data file of a manifest entry. Raises ValueError for a file of changes."""
+    """Convert a staged file to the data file of a manifest entry. Raises ValueError for a change file."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
@@ -323,7 +329,7 @@ def _primitive(kind: object) -> PrimitiveType:
 def _summary(
     files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
 ) -> Summary:
-    """Return the counts that every Iceberg writer records, and frazil's own entries."""
+    """Return a snapshot's summary: the counts that every Iceberg writer records, and frazil's own entries."""
     metrics = UpdateMetrics()
     partitions: set[tuple[int, object]] = set()
     for file in files:

@@ -31,7 +31,9 @@ class StreamTables:
     clock_ms: Callable[[], int]
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
     align: Alignment | None = None
-    """How the writer keeps rows of open windows out of main. None for readers, and without such a rule."""
+    """How the writer keeps rows of open windows out of main. None for readers, and if `commit.align` is not
+    declared.
+    """
     at_once: CommitTables | None = None
     """Commits all tables of a batch in one step; None if the tables are committed one after the other."""
     merging: MergeConfig | None = None
@@ -53,7 +55,8 @@ class StreamTables:
     ) -> StreamTables:
         """Return the stream's tables, with the journals next to the main table.
 
-        Raises SpecError if the storage is not supported, or if `atomic` is and the catalog has no such commits.
+        Raises SpecError if the storage is not supported. With `atomic`, also raises it if the catalog cannot commit to
+        several tables in one step.
         """
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
@@ -99,7 +102,7 @@ class StreamTables:
         return self.journals.state
 
     def waiting_folder(self, key: BatchKey | None = None) -> str:
-        """Return the folder for rows of missing tables, of the batch `key` or of all batches."""
+        """Return the folder for rows of missing tables: that of the batch `key`, or that of all batches."""
         folder = f"{self.state}/waiting"
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
@@ -108,7 +111,7 @@ class StreamTables:
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
-        """Return `MergeRules.landed` for one of the stream's tables."""
+        """Return the offsets at which a table's records end, by `topic/partition`; see `MergeRules.landed`."""
         own, main = (read_marker(of.metadata.properties, self.stream) for of in (table, self.main.current()))
         ends = landed_ends(own, main) if own and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))

@@ -2,8 +2,8 @@
 
 Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
-- After a conflict, the next round proposes again, on new metadata. A refusal is treated alike while the metadata still
-  changes. If unchanged metadata is refused repeatedly, the swap ends.
+- After a conflict, the next round proposes again, on new metadata. The same applies to a refusal, while the metadata
+  still changes. If unchanged metadata is refused repeatedly, the swap ends.
 - After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next round
   loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round proposes
   again.
@@ -45,9 +45,9 @@ MAX_RETRY_AFTER_S = 60.0
 class TableHandle:
     """One table of a catalog, with the metadata that was last loaded or committed.
 
-    The metadata is kept between commits. If another commit came first, the commit fails on the asserted snapshot, and
-    only then is the table loaded again. This halves the time of a commit on a table with a long history. The handle
-    never goes back to older metadata, although a caching catalog may return an older state.
+    The metadata is kept between commits. If someone else committed first, this commit fails because the snapshot has
+    changed, and only then is the table loaded again. This halves the time of a commit on a table with a long history.
+    The handle never goes back to older metadata, although a caching catalog may return an older state.
     """
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
@@ -103,6 +103,7 @@ class TableHandle:
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
+        """Load the table from the catalog, and return it."""
         self.forget()
         self._loaded = self._catalog.load_table(self.identifier)
         self._uuid = self._uuid or str(self._loaded.metadata.table_uuid)
@@ -148,7 +149,7 @@ class TableHandle:
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
-    """The result of a swap that has nothing left to change."""
+    """The result of a swap for which nothing has to be changed."""
 
     result: T
 
@@ -164,7 +165,7 @@ class Change(Generic[T]):
     """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def landed_in(self, table: Table) -> bool:
-        """Return whether this change is the latest, by its `proof`, or whether its snapshot landed."""
+        """Return whether this change has landed. A change with a `proof` must also be the table's latest one."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -179,11 +180,13 @@ class Written(Protocol):
     """The files that the rounds of one swap wrote or made unnecessary."""
 
     @property
-    def undecided(self) -> bool:
-        """Whether some files may be unnecessary."""
+    def may_have_waste(self) -> bool:
+        """Whether some of the files may be unnecessary."""
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that `table`, loaded after the last attempt, proves permanently unnecessary."""
+        """Delete the files that can never be needed again, according to `table`, which was loaded after the last
+        attempt.
+        """
 
 
 def commit_snapshot(
@@ -211,12 +214,12 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
 ) -> T:
-    """Commit to several tables. Returns the result of the last table, whose commit decides the whole.
+    """Commit to several tables. Returns the result of the last table, whose commit decides whether all count as
+    committed.
 
-    With `at_once`, all tables change in one step, or none does. Otherwise the tables change in order, and the last
-    table changes only after all others. After an error or a crash, some tables may have changed without the last one.
-    So each `propose` must recognise the changes that an earlier attempt left in its table. Raises the same errors as
-    `swap`.
+    With `at_once`, either all tables change or none does. Otherwise the tables change in order, and the last table
+    changes only after all others. After an error or a crash, some tables may have changed without the last one. So each
+    `propose` must recognise the changes that an earlier attempt left in its table. Raises the same errors as `swap`.
     """
     if at_once is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -229,7 +232,7 @@ def commit_snapshots(
 
 def _clean(handle: TableHandle, written: Iterable[Written]) -> None:
     """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
-    for files in [found for found in written if found.undecided]:
+    for files in [found for found in written if found.may_have_waste]:
         try:
             # The handle reloads the table after each failed attempt, so this is the state after the last one.
             files.delete_unused(handle.current())
@@ -248,13 +251,15 @@ class RetryPolicy:
     max_s: float = 5.0
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns a true value early if the writer is asked to end."""
+    """Waits for a number of seconds. If the writer is asked to end, returns a true value early."""
     report: Callable[[str, int], None] = lambda *_: None
     """Receives a sentence about a failed round, and the exit code of its error."""
     """Receives a sentence about each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait before the next attempt, at least as long as the server requested (`MAX_RETRY_AFTER_S`)."""
+        """Return the wait before the next attempt, at least as long as the server requested (but see
+        `MAX_RETRY_AFTER_S`).
+        """
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -271,7 +276,7 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap. `step` is the round's current step; `tables` are those that it loaded."""
+    """The rounds of one swap. `step` is the current step of a round; `tables` are the tables that the round loaded."""
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
@@ -302,8 +307,8 @@ class _Rounds(Generic[T]):
             self._commit(attempt.changes, tables)
         return attempt.result
 
-    def outdated(self) -> bool:
-        """Return whether a table has changed since the last round loaded it; False if the table cannot be loaded."""
+    def have_tables_changed(self) -> bool:
+        """Reload the tables. Return whether one has changed since the last round; False if a table cannot be loaded."""
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the round matters more
             found = in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -343,7 +348,9 @@ def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy)
 
 
 def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
-    """Run `swap` for several tables, in one step with `at_once`. A single table needs no `at_once`."""
+    """Run `swap` for several tables. With `at_once`, they are committed in one step; a single table does not need
+    it.
+    """
     deadline = retry_policy.clock() + retry_policy.total_s
     attempt, checked_again = 0, False
     rounds = _Rounds(commits, at_once, retry_policy.clock)
@@ -353,7 +360,7 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
         try:
             result = rounds.run()
         except FrazilError:
-            if checked_again or not rounds.outdated():
+            if checked_again or not rounds.have_tables_changed():
                 raise
             checked_again = True
             continue
@@ -364,7 +371,9 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             if left_s <= 0:
                 raise setback.kind(setback.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s)
+            log.log(
+                outage.record_failure(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s
+            )
             if setback.level >= logging.WARNING:
                 retry_policy.report(setback.log_message, setback.kind.exit_code)
         else:

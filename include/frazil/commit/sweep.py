@@ -1,5 +1,4 @@
-"""Deletes staged files that will never become part of a table: their batch's key was closed, or a later batch
-committed.
+"""Deletes staged files that can never become part of a table.
 
 A suspended writer of an earlier epoch may still stage files and write its journal, which a later epoch would commit. So
 a batch's files are deleted only once the batch's key is closed (`JournalStore.void`), or a later batch is committed.
@@ -40,7 +39,7 @@ def sweep(
     """Delete staged files of earlier epochs that never became part of the tables. Returns the number of deleted files.
 
     Safe at any time, from any process, while a writer runs. Files of batches after the last committed batch are kept,
-    unless this epoch has `just_settled` the earlier epochs: only then is it certain that no writer will commit them.
+    except if this epoch has `just_settled` the earlier epochs. Only then is it certain that no writer will commit them.
 
     To keep a start short, the sweep skips batches that earlier sweeps covered. These are batches older than the oldest
     commit record, and committed batches except the last two of each epoch. Epochs that the marker no longer has are
@@ -65,10 +64,11 @@ def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
 
 
 def _try_load(target: Target, handle: TableHandle) -> Table | None:
+    """Load a table; None if this fails."""
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-        log.info("cannot clean up the folders of table %s, the next start retries: %s", target, error_text(error))
+        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, error_text(error))
         return None
 
 
@@ -95,7 +95,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.warning(
-                "cannot delete files of failed batches of table %s, the next start retries: %s",
+                "cannot delete files of failed batches of table %s; the next start tries again: %s",
                 target,
                 error_text(error),
             )
@@ -115,7 +115,7 @@ def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int
 
 @dataclass
 class _SweepState:
-    """The state of the stream that a sweep uses."""
+    """The state of the stream on which a sweep is based."""
 
     tables: StreamTables
     marker: Marker
@@ -137,7 +137,7 @@ class _SweepState:
 
 @dataclass
 class _SweptTable:
-    """One of the stream's tables."""
+    """One of the stream's tables, with what a sweep reads from it."""
 
     target: Target
     table: Table
@@ -152,7 +152,9 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths that the merge of this batch added; all of the table if the snapshot expired."""
+        """Return the paths that the merge of this batch added. If its snapshot has expired, return all paths of the
+        table.
+        """
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get(RECORD) and _is_commit_of(summary, self.stream, key):
@@ -161,7 +163,9 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a summary is that of a batch, or of the backfill that stages its files as `stream`."""
+    """Return whether a summary belongs to this batch, or to the backfill that stages its files under the name
+    `stream`.
+    """
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
@@ -174,7 +178,7 @@ def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
-    """Delete what fenced writers left: journals and closed keys that can no longer be committed."""
+    """Delete journals and closed keys of fenced writers that can no longer be committed."""
     dead = [
         key
         for key in view.keys
@@ -189,14 +193,17 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 def _swept_before(view: _SweepState, key: BatchKey) -> bool:
     """Return whether a batch was already swept, by its own writer or by many starts.
 
-    A writer sweeps a batch again before the batch after the next: until then, executors may leave files.
+    A writer sweeps a batch once more before it stages the batch after the next, because executors may leave files until
+    then.
     """
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
 
 def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
-    """Return the bare paths to keep in a batch's folder of one table; None to skip the folder."""
+    """Return the paths, without scheme, of the files to keep in a batch's folder of one table; None to skip the
+    folder.
+    """
     fate, record = view.marker.fate(key), view.entry(key)
     if record is Unusable.OTHER_TABLE:
         return None
@@ -213,7 +220,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the bare paths of a committed batch's files to keep; None to skip the batch's folder.
+    """Return the paths, without scheme, of a committed batch's files to keep; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
     merging them. The files of that merge, which no journal names, may become part of the table.
@@ -226,7 +233,7 @@ def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
 
 
 def _closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether no writer will commit this uncommitted batch. May close the batch's key."""
+    """Return whether no writer will commit this uncommitted batch. Closes the batch's key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -238,39 +245,45 @@ def _closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the files of an uncommitted batch that may have landed: only as dead letters."""
+    """Return the paths of an uncommitted batch's files that the table may have. Only dead letters are committed before
+    the batch.
+    """
     if swept.target != "dead-letters" or (swept.marker is not None and swept.marker.fate(key) is Fate.NOT_COMMITTED):
         return frozenset()
     return swept.referenced_paths
 
 
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
-    """Delete files of failed attempts and merged change files of a committed batch. Returns their number."""
+    """Delete files of failed attempts and merged change files of a committed batch. Returns the number of deleted
+    files.
+    """
     handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
     return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete change files of batches that waited for a table and that the table now has. Never raises."""
+    """Delete the change files of batches that had to wait for a table and are now merged into it. Never raises."""
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
             if _is_merged(journal, target) and (kept := _kept_of_committed(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("cannot delete merged change files of table %s, the next start retries: %s", target, error_text(error))
+        log.info(
+            "cannot delete merged change files of table %s; the next start tries again: %s", target, error_text(error)
+        )
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer discarded before its journal existed. Returns their number."""
+    """Delete the files of a batch that its own writer discarded before it wrote the journal. Returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete the files and journal of a fenced writer's last batch. Returns the number of deleted files.
 
-    Only if a later epoch has closed the batch's key or committed a later batch, so that no writer can commit this one.
-    Otherwise the next start decides.
+    Deletes nothing unless a later epoch has closed the batch's key or committed a later batch. Until then, a writer
+    could commit this batch, so the next start decides.
     """
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
@@ -324,7 +337,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether the table has only some of a batch's files, or none, because they were merged."""
+    """Return whether a batch's files for the table are merged, so that the table has only some of them or none."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
@@ -339,7 +352,10 @@ def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:
 
 
 def referenced_paths(table: Table) -> set[str]:
-    """Return the bare paths of all data files that any snapshot of the table references. Reads every manifest once."""
+    """Return the paths, without scheme, of all data files that any snapshot of the table references.
+
+    Reads every manifest once.
+    """
     manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
     entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
     return {bare_path(entry.data_file.file_path) for entry in entries}

@@ -1,4 +1,4 @@
-"""Converts a table's current metadata to the description that staging needs to write files."""
+"""Describes a table as staging needs it to write files, and names the objects that frazil stores for each table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TARGET_FILE_BYTES = 512 * 2**20
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
-    """Return the description that is needed to write files for the table, without the streams' markers."""
+    """Return the description that is needed to write files for the table. It does not contain the streams' markers."""
     metadata = table.metadata
     return TargetTable(
         schema_json=metadata.schema().model_dump_json(),

@@ -1,8 +1,8 @@
 """Stores rows of routed tables that cannot be loaded or created, in files next to the default table.
 
-These "waiting files" have the default table's format; journals list them as files of the routed table. Once it exists,
-the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten files
-lists them, so that every attempt commits the same files.
+These "waiting files" have the default table's format. Journals list them as files of the routed table. Once that table
+exists, the rows are rewritten with its columns, and committed like any missing batch. A record next to the rewritten
+files lists them, so that every attempt commits the same files.
 
 A note next to the waiting files has the value for which the table is created, and why the table does not exist. It also
 has the batch up to which an operator discarded the rows.
@@ -41,6 +41,7 @@ A batch folder never has this name, so no sweep mistakes these files for staged 
 of a batch until the table has the batch.
 """
 RECORD = "files.json"
+"""The name of the object that lists the rewritten files of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +62,21 @@ def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
 
 
 def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Whether rows of these batches wait for the table in files next to the default table."""
+    """Return whether rows of these batches wait for the table in files next to the default table."""
     return any(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether all rows for the table wait: it did not exist while these batches were staged."""
+    """Return whether all rows of these batches for the table wait, because it did not exist while they were staged."""
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files that are outside of the table's folders are replaced by rewritten
-    files.
+    """Return a batch's files for the table. Files outside of the table's folders are rewritten first.
 
     Such files are next to the default table, or in the folder of the table that had the name before. The latter happens
     if an operator accepts the new table while a running writer still uses the old one. An earlier attempt, by this
-    writer or another, may already have written the new files.
+    writer or another, may already have rewritten the files.
     """
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
@@ -100,7 +100,9 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
 def rewrite_files(
     tables: StreamTables, table: Table, files: Sequence[StagedFile], target: Target, *, folder: str
 ) -> tuple[StagedFile, ...]:
-    """Rewrite rows of the default table or a former table as new files of the table. Overwrites no file."""
+    """Rewrite rows of the default table or a former table as new files of the table. Returns the new files; overwrites
+    none.
+    """
     from frazil.ingest.routed_writers import fitted, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
@@ -138,13 +140,15 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info("cannot delete files that waited for table %s, the next start retries: %s", target, error_text(error))
+        log.info(
+            "cannot delete the waiting files of table %s; the next start tries again: %s", target, error_text(error)
+        )
 
 
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete files and notes of tables that no longer wait, right after `settle`.
+    """Delete the waiting files and notes of tables for which no rows wait any longer, right after `settle`.
 
     `complete` is the last batch that all tables have. A note is kept until `complete` reaches its `given_up`.
     """
@@ -181,7 +185,7 @@ def write_note(tables: StreamTables, note: Note) -> None:
 
 
 def drop_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table, except batches whose rows an operator discarded."""
+    """Return the batches whose rows still wait for a table. Batches whose rows an operator discarded are left out."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

@@ -93,7 +93,7 @@ def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
 
 
 def _files_filter(coordinates: pa.Table) -> str:
-    """Return a row filter with which the scan skips files."""
+    """Return a row filter around these coordinates, with which the scan skips other files."""
     partitions = ", ".join(map(str, sorted({*coordinates["kafka_partition"].to_pylist()})))
     offsets = coordinates["kafka_offset"].to_pylist()
     return (

@@ -29,6 +29,7 @@ from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
 MARK_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
+"""Columns of the dead-letter table that mark a dead letter as discarded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
 
 
 def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
-    """Leave out the dead letters that this replay turned into rows of the default table."""
+    """Return the dead letters, except those that this replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
@@ -91,6 +92,7 @@ def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, repla
 
 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
+    """Check that no other replay has begun since the dead letters were selected. Raises WriterBusy."""
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "

@@ -28,6 +28,7 @@ class LeftOut(StrEnum):
     NOT_KEPT = "not-kept"
     """No part of the record was kept."""
     RECREATED = "topic-recreated"
+    """The topic was recreated, and has other records at these offsets."""
     TO_BE_READ = "to-be-read"
     """The stream's position is before the record: a reset moved the position back, or the batch was never committed."""
     TWO_RECORDS = "two-records"
@@ -81,7 +82,9 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 
 def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the end offsets of an upsert's former topics of the same name. Reads all commit records."""
+    """Return the end offsets of former topics of the same name, for an upsert stream; empty for others. Reads all
+    commit records.
+    """
     if opened.spec.mode != "upsert":
         return {}
     marker = load_own_marker(opened)
@@ -90,14 +93,16 @@ def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
 
 
 def may_omit_records(spec: StreamSpec) -> bool:
-    """Whether dead letters of the stream may have kept no part of their record."""
+    """Return whether dead letters of the stream may be stored without any part of their record."""
     return spec.sensitive is not None
 
 
 def left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
 ) -> list[LeftOut | None]:
-    """Return why each dead letter is left out; None if it is replayed. Only `omits` requires the column `value`."""
+    """Return why each dead letter is left out; None if it is replayed. The rows need the column `value` only if `omits`
+    is set.
+    """
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [

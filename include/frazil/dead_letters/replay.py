@@ -43,7 +43,9 @@ from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 MAX_FILE_ROWS = 100_000
+"""Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
+"""Age in milliseconds from which copies of dead letters are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ReplayResult:
     failed: int
     """Number of dead letters that the current declaration rejects too."""
     interrupted: bool = False
-    """Whether an earlier command began the replay, with that command's selection."""
+    """Whether an earlier command began this replay. Its selection is then that command's."""
     given_up: int = 0
     """Number of dead letters removed without a row, because an operator discarded a routed table's rows."""
     repeated: int = 0
@@ -123,6 +125,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 
 
 def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
+    """Run a replay as a backfill of copied dead letters. Returns None if all their records are already rows."""
     own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)
@@ -200,7 +203,7 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
 
 
 def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield tables of about MAX_FILE_ROWS rows, at most twice as many."""
+    """Yield tables of about `TARGET_FILE_ROWS` rows, at most twice as many."""
     parts: list[pa.Table] = []
     for piece in pieces:
         for start in range(0, piece.num_rows, MAX_FILE_ROWS):
@@ -226,6 +229,7 @@ class InProcessEngine:
     parallelism = 1
 
     def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
+        """Return True: this process is always ready."""
         return True
 
     def warm_up(self) -> None:

@@ -1,3 +1,3 @@
-"""Embedded Kafka and Airflow for `frazil dev`, the demo, tests and benchmarks."""
+"""Embedded servers for `frazil dev`, the demo, tests and benchmarks, such as Kafka, Airflow and Spark."""
 
 from __future__ import annotations

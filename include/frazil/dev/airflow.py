@@ -1,9 +1,8 @@
-"""An Airflow for development, the demo and tests: four components, each in its own session, with SQLite, on loopback.
+"""An Airflow for development, the demo and tests: four components in separate sessions, with SQLite, on loopback only.
 
 `airflow standalone` leaves child processes behind when it is killed. Here, each component is a server of
-`frazil.dev.process`, which is stopped through its process record. Unlike `airflow standalone`, a dead component is
-*not* restarted. Logs are not served to other machines either, because log servers listen on every network interface; on
-one machine, the API server reads the log files.
+`frazil.dev.process`, which is stopped through its process record. A component that dies is *not* restarted. Log servers
+are switched off, because they listen on every network interface. On one machine, the API server reads the log files.
 """
 
 from __future__ import annotations
@@ -33,14 +32,16 @@ Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
 READY_WITHIN_S = 240
+"""Maximum time (s) until all components are healthy."""
 STOP_GRACE_S = 5
-"""Seconds after which a component that is still running is killed.
+"""Time (s) after which a component that is still running is killed.
 
 The scheduler waits for its tasks to end, but the tasks wait for an API server that has already stopped. The next start
 runs these tasks again.
 """
 
 SPARK_POOL = "frazil_spark"
+"""Airflow pool for batch Spark applications."""
 
 _COMMANDS: dict[Component, tuple[str, ...]] = {
     "api-server": ("api-server",),
@@ -49,13 +50,14 @@ _COMMANDS: dict[Component, tuple[str, ...]] = {
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
 _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
+"""Role of each user."""
 
 
 class EmbeddedAirflow(process.Embedded):
     """An Airflow with its database, logs, secrets and process records in the folder `home`.
 
-    DAGs and plugins come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
-    variables of its processes. FRAZIL_HOME and FRAZIL_STREAMS are passed to them as absolute paths.
+    Plugins and DAGs come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
+    variables of its processes. They get FRAZIL_HOME and FRAZIL_STREAMS as absolute paths.
     """
 
     def __init__(  # noqa: PLR0913 - each by its name
@@ -79,6 +81,7 @@ class EmbeddedAirflow(process.Embedded):
 
     @property
     def url(self) -> str:
+        """URL of the API server and the UI."""
         return f"http://{process.LOOPBACK}:{self.port}"
 
     @property
@@ -92,12 +95,15 @@ class EmbeddedAirflow(process.Embedded):
         return str(json.loads(self._passwords_file.read_text())[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
+        """Return a client that signs in as the user."""
         return AirflowClient(self.url, user=user, password=self.password_for(user))
 
     def token(self, user: str = "admin") -> str:
+        """Sign in as the user, and return the bearer token."""
         return self.client(user).token()
 
     def log(self, component: Component) -> Path:
+        """Return the path of a component's log."""
         return self.home / "logs" / f"{component}.log"
 
     def environment(self) -> dict[str, str]:
@@ -121,7 +127,7 @@ class EmbeddedAirflow(process.Embedded):
         }
 
     def start(self) -> Self:
-        """Start the components that do not run yet, and wait until all components are healthy.
+        """Start the components that are not running, and wait until all components are healthy.
 
         Raises EnvironmentUnusable if a port is taken, the database cannot be created, or a component ends or stays
         unhealthy.
@@ -143,10 +149,11 @@ class EmbeddedAirflow(process.Embedded):
         return self
 
     def stop(self) -> None:
-        """Stop all components and their tasks. Writers that tasks launched are detached processes and keep running."""
+        """Stop all components and their tasks. Writers that tasks launched are separate processes and keep running."""
         process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
+        """Kill a component with SIGKILL, as in a crash."""
         if server := self.server(component):
             process.kill(server)
 
@@ -176,7 +183,7 @@ class EmbeddedAirflow(process.Embedded):
                     unready = "api-server"
 
     def _spark_connection(self) -> str:
-        """Return the Airflow connection through which batch Spark applications run on the configured master.
+        """Return the Airflow connection through which batch Spark applications run on the configured master, as JSON.
 
         A connection of the same name in the environment overrides it.
         """
@@ -192,6 +199,7 @@ class EmbeddedAirflow(process.Embedded):
         _write_once(self._secrets_file, keys)
 
     def _settings(self) -> dict[str, str | int | Path]:
+        """Return the settings of this Airflow by section and key."""
         self._make_secrets()
         secret = json.loads(self._secrets_file.read_text())
         return {
@@ -232,7 +240,7 @@ class EmbeddedAirflow(process.Embedded):
     def _make_spark_pool(self) -> None:
         """Create a pool that allows one batch Spark application at a time, because each application uses all cores."""
         client = self.client()
-        pool = {"name": SPARK_POOL, "slots": 1, "description": "Spark applications of frazil that run at once"}
+        pool = {"name": SPARK_POOL, "slots": 1, "description": "Concurrent Spark applications of frazil"}
         for last_attempt in (False, False, True):
             try:
                 if all(found["name"] != SPARK_POOL for found in client.call("GET", "/api/v2/pools")["pools"]):
@@ -265,7 +273,9 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
 
 
 def _local_spark() -> str:
-    """Return the properties file for spark-submit: jars of all configured catalogs, a small JVM, loopback only."""
+    """Return the text of the properties file for spark-submit: the jars of all configured catalogs, a small JVM,
+    loopback only.
+    """
     from frazil.spark.class_archive import java_options  # stopping Airflow needs no Spark
 
     properties = {
@@ -279,6 +289,7 @@ def _local_spark() -> str:
 
 
 def _write_once(path: Path, content: Mapping[str, str]) -> None:
+    """Write a JSON file that only its owner can read, unless the file exists."""
     if path.exists():
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -56,12 +56,14 @@ class AirflowClient:
         return _check_answer(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
 
     def dags(self, **params: str | int | bool) -> list[Json]:
+        """Return the first 100 DAGs. `params` are query parameters."""
         return self._list("/api/v2/dags", "dags", params)
 
     def dag(self, dag_id: str) -> Json:
         return self.call("GET", f"/api/v2/dags/{dag_id}")
 
     def import_errors(self) -> list[Json]:
+        """Return the errors of DAG files that Airflow could not import."""
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
@@ -77,6 +79,7 @@ class AirflowClient:
             raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
 
     def set_paused(self, dag_id: str, paused: bool) -> Json:
+        """Pause or unpause a DAG."""
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
 
     def runs(self, dag_id: str, **params: str | int | bool) -> list[Json]:
@@ -87,10 +90,12 @@ class AirflowClient:
         return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
 
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
+        """Start a run of a DAG, and return the run."""
         body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
     def tasks(self, dag_id: str, run_id: str) -> list[Json]:
+        """Return the task instances of a run."""
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
@@ -113,12 +118,14 @@ class AirflowClient:
         return "\n".join(str(line.get("event", line)) if isinstance(line, dict) else str(line) for line in lines)
 
     def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
+        """Return the list at `key` in the response, at most 100 items by default."""
         found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
         return found
 
     def _send_signed(
         self, method: str, path: str, json: Mapping[str, Any] | None, params: Mapping[str, Any] | None
     ) -> httpx.Response:
+        """Send a request with the bearer token."""
         return self._send(method, path, json=json, params=params, headers={"Authorization": f"Bearer {self.token()}"})
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -133,7 +140,9 @@ class AirflowClient:
 
 
 def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> Json:
-    """Call `find` twice a second until it returns a value. Raises EnvironmentUnusable after `within_s` seconds."""
+    """Call `find` twice a second until it returns a value, and return the value. Raises EnvironmentUnusable after
+    `within_s` seconds.
+    """
     deadline = time.monotonic() + within_s
     while (found := find()) is None:
         if time.monotonic() > deadline:
@@ -143,6 +152,7 @@ def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> 
 
 
 def _check_answer(answer: httpx.Response, method: str, path: str) -> Json:
+    """Return the JSON of a response. Raises EnvironmentUnusable with Airflow's reason if it is an error."""
     if answer.is_error:
         raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")
     body: Json = answer.json() if answer.content else {}

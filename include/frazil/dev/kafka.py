@@ -64,9 +64,10 @@ class EmbeddedKafka(process.EmbeddedServer):
     """A broker with its data, log and process record in one folder.
 
     Later starts in the same folder reuse the port of the first start, unless `port` is given. If a broker is already
-    running in the folder, it is used unchanged, even if another process started it. Clients without credentials use
-    `port`. Additional `listeners` map names to ports. They need `settings`: broker settings that override the ones in
-    this module.
+    running in the folder, it is used unchanged, even if another process started it.
+
+    Clients without credentials use `port`. `listeners` are the names and ports of additional listeners. Their security
+    needs `settings`, which override the broker settings of this module.
     """
 
     TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120
@@ -86,6 +87,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     @property
     def bootstrap(self) -> str:
+        """Address of the broker for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
@@ -93,13 +95,13 @@ class EmbeddedKafka(process.EmbeddedServer):
         return self.bootstrap
 
     def admin(self) -> AdminClient:
-        """Return an admin client of the broker, for operations that this class does not offer."""
+        """Return an admin client of the broker, for operations that this class does not have."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
         """Create a topic, and wait until each of its partitions has a leader.
 
-        Raises EnvironmentUnusable with the broker's reason if it refuses (the topic exists, a setting is invalid).
+        Raises EnvironmentUnusable with the broker's reason if the broker refuses, for example because the topic exists.
         """
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
@@ -140,6 +142,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
 
 def _format(java: list[str], properties: Path, data: Path) -> None:
+    """Format the data folder for a new cluster."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With `=`, because one id in 64 begins with a dash, which would look like an option.
     command = [*java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", str(properties)]
@@ -151,6 +154,7 @@ def _format(java: list[str], properties: Path, data: Path) -> None:
 
 
 def _brokers(admin: AdminClient) -> int:
+    """Return the number of brokers; 0 if no broker responds."""
     try:
         return len(admin.list_topics(timeout=2).brokers)
     except KafkaException:
@@ -158,5 +162,6 @@ def _brokers(admin: AdminClient) -> int:
 
 
 def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
+    """Return whether the topic has this number of partitions, and each has a leader."""
     found: Any = admin.list_topics(name, timeout=5).topics[name].partitions
     return len(found) == partitions and all(p.leader >= 0 for p in found.values())

@@ -25,9 +25,11 @@ from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
-"""The bucket for tables of other catalogs than the store's own, for example of a catalog in PostgreSQL."""
+"""Bucket for tables of catalogs other than the store's own, for example a catalog in PostgreSQL."""
 LAKE = "lake"
-"""The table bucket of the store's REST catalog. S3 shows its objects, but only the catalog can create tables in it."""
+"""Table bucket of the store's REST catalog. Its objects are visible through S3, but only the catalog can create tables
+in it.
+"""
 STATE_FILE = "object-store.json"
 
 _SOCKETS = Path("/tmp")
@@ -35,17 +37,18 @@ _SOCKETS = Path("/tmp")
 _FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
 """Matches a log line with the error that ended the server. Stack traces of its goroutines follow this line."""
 _ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
+"""Error codes for a bucket that exists already."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The part of a store's state that later starts in the same folder reuse."""
+    """Ports and keys of a store. Later starts in the same folder reuse them."""
 
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
-    """Seven ports: those of the master, the volume server and the filer, each followed by its gRPC port; then S3's gRPC
-    port.
+    """Seven ports for SeaweedFS's own components: those of the master, the volume server and the filer, each followed
+    by its gRPC port; then S3's gRPC port.
     """
     key: str
     secret: str
@@ -71,6 +74,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def endpoint(self) -> str:
+        """URL of S3."""
         return f"http://{process.LOOPBACK}:{self._state.s3_port}"
 
     @property
@@ -79,6 +83,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def catalog_uri(self) -> str:
+        """URL of the REST catalog."""
         return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
 
     def s3_properties(self) -> dict[str, str]:
@@ -91,7 +96,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """Return the properties of the store's REST catalog, which requires signed requests."""
+        """Return the properties with which PyIceberg opens the store's REST catalog. The catalog requires signed
+        requests.
+        """
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -105,6 +112,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def stop(self) -> None:
+        """Stop the store, and remove the sockets of its components. Its data is kept."""
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
             for left in _SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
@@ -129,6 +137,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return (state.s3_port, state.catalog_port) if state else None
 
     def _ports(self) -> tuple[int, int]:
+        """Return the ports of S3 and of the catalog."""
         return self._state.s3_port, self._state.catalog_port
 
     def _launch(self) -> None:
@@ -166,7 +175,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
-        """Create the two buckets if necessary. Returns whether both exist and accept an object.
+        """Create the two buckets if necessary. Returns whether both exist and the store accepts objects.
 
         The volume server only becomes available some time after S3 starts to answer.
         """
@@ -187,6 +196,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
 
 def _ignore_existing(create: Callable[[], object]) -> None:
+    """Call `create`, and ignore its error if the bucket exists already."""
     from botocore.exceptions import ClientError  # an extra
 
     try:
@@ -239,6 +249,7 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
 
 
 def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
+    """Create the state of a new store: free ports, unless ports are given, and a random secret."""
     inner = tuple(process.free_port() for _ in range(7))
     return _State(
         s3_port or process.free_port(),
@@ -250,6 +261,7 @@ def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
 
 
 def _read_state(folder: Path) -> _State | None:
+    """Return the store's state from its folder; None before the first start."""
     file = folder / STATE_FILE
     if not file.is_file():
         return None

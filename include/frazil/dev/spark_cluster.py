@@ -22,11 +22,15 @@ from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
 WORKERS, CORES = 2, 4
-"""Number of workers, and of task slots per worker; more than real cores, so that several applications can run."""
+"""Number of workers, and of task slots per worker. There are more slots than real cores, so that several applications
+can run.
+"""
 
 
 class SparkMaster(process.EmbeddedServer):
-    """The master of the cluster. Its folder has the state of workers and applications, and ports for later starts."""
+    """The master of the cluster. Its folder stores the state of workers and applications, and the ports for later
+    starts.
+    """
 
     TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
 
@@ -53,11 +57,14 @@ class SparkMaster(process.EmbeddedServer):
         return {}
 
     def workers(self) -> list[str]:
+        """Return the hosts of the workers that are alive."""
         return [worker["host"] for worker in self.state().get("workers", ()) if worker["state"] == "ALIVE"]
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int, int] | None:
-        """Return the last ports of the master, web page and REST server in this folder; None before the first start."""
+        """Return the ports that the master, its web page and its REST server last used in this folder; None before the
+        first start.
+        """
         file = folder / PORTS_FILE
         if not file.is_file():
             return None
@@ -148,6 +155,7 @@ class EmbeddedSparkCluster(process.Embedded):
         return self
 
     def stop(self) -> None:
+        """Stop the workers, then the master."""
         for worker in self.workers:
             worker.stop()
         self.master.stop()
@@ -156,6 +164,7 @@ class EmbeddedSparkCluster(process.Embedded):
 def _start(
     server: process.EmbeddedServer, host: str, options: Sequence[str], main: str, arguments: Sequence[str]
 ) -> None:
+    """Start a Spark daemon with the Java class `main`."""
     import pyspark  # an extra
 
     spark_home = Path(pyspark.__file__).parent

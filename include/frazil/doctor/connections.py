@@ -40,11 +40,14 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """The results of checking streams. Streams share the check of a namespace, and of brokers that do not respond."""
+    """Results of the connection checks. A namespace, and brokers that do not respond, are checked only once for all
+    streams.
+    """
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
+    """Faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
     """Maps the properties of brokers that did not respond to the first stream that declares them."""
 
@@ -101,7 +104,7 @@ def _namespace(spec: StreamSpec) -> str:
 
 
 def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream, and a copy of it for every other namespace of its dead-letter table and its route's tables."""
+    """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
     route = spec.route
     others = [spec.dead_letter_table]
     if route is not None:
@@ -172,6 +175,7 @@ def _check_registry(spec: StreamSpec) -> str:
 
 
 def _catalog_faults(spec: StreamSpec) -> list[Fault]:
+    """Return why the catalog and its storage cannot hold the stream's tables; empty if they can."""
     from frazil.commit.catalog_probe import probe, removing_empty_folders  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog
@@ -195,7 +199,9 @@ def _message(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-_CAPABILITY_FIX = "let the catalog support what docs/reference/catalogs.md requires, or name another: `table.catalog`"
+_CAPABILITY_FIX = (
+    "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
+)
 
 
 _ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
@@ -211,22 +217,35 @@ class Service(StrEnum):
 
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
-        (TopicMissing, "make the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (KafkaUnavailable, "start the brokers, let this host reach them, or correct `source.bootstrap-servers`"),
+        (TopicMissing, "create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
+        (
+            KafkaUnavailable,
+            "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
+        ),
         (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACLS}"),
         (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
     Service.REGISTRY: (
-        (RegistryUnavailable, "start the registry, let this host reach it, or correct its url and credentials"),
+        (
+            RegistryUnavailable,
+            "start the registry, make it reachable from this host, or correct its url and credentials",
+        ),
         (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
     ),
     Service.TABLE: (
         (
             TableLost,
-            "name the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
+            "declare the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
         ),
-        (CommitUnavailable, "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"),
-        (AccessDenied, "correct the credentials in .pyiceberg.yaml, or let them create, write, list and delete there"),
+        (
+            CommitUnavailable,
+            "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml",
+        ),
+        (
+            AccessDenied,
+            "correct the credentials in .pyiceberg.yaml, or grant them the rights to create, write, list and delete "
+            "there",
+        ),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }

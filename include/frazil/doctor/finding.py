@@ -12,6 +12,8 @@ from frazil.errors import FrazilError
 
 
 class State(StrEnum):
+    """Result of a check."""
+
     OK = "ok"
     WARNING = "warning"
     """It works now, but may fail later or elsewhere."""
@@ -40,7 +42,7 @@ class Check:
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
-    """Timeout in seconds, after which the check counts as wrong."""
+    """Timeout in seconds. A check that takes longer is reported as wrong."""
 
 
 def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
@@ -56,7 +58,9 @@ def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
         try:
             yield from answers[subject].get(timeout=check.within_s)
         except queue.Empty:
-            yield Finding(subject, State.WRONG, f"no answer within {check.within_s:.0f} s", "see what it waits for")
+            yield Finding(
+                subject, State.WRONG, f"no answer within {check.within_s:.0f} s", "find out what it waits for"
+            )
 
 
 def _answer(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:

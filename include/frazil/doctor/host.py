@@ -24,11 +24,13 @@ from frazil.spark.java import require_java
 from frazil.spec.units import rounded_bytes
 
 FREE_BYTES = 2 << 30
-"""Free bytes below which a disk gets a warning, because logs and files of tasks would soon fill it."""
+"""Minimum free bytes of a disk. Below this, it gets a warning, because logs and files of tasks would soon fill it."""
 _WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
+"""Script that prints the versions of a Python and of its frazil."""
 
 
 def python() -> Iterator[Finding]:
+    """Check that this Python is a tested version."""
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if PYTHONS[0] <= seen <= PYTHONS[1]:
@@ -62,7 +64,9 @@ def _pyspark() -> Iterator[Finding]:
 
 
 def jars_of_spark() -> Iterator[Finding]:
-    """Check, by the jars' sizes, whether Iceberg's runtime has been fetched. `fetch` checks their content."""
+    """Check that Iceberg's runtime has been fetched, by the sizes of the jars. `frazil.spark.jars fetch` checks their
+    content.
+    """
     if find_spec("py4j") is None:
         yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -87,7 +91,7 @@ def folders() -> Iterator[Finding]:
 
 def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
     place = next(one for one in (folder, *folder.parents) if one.exists())
-    elsewhere = f"let {variable} name a folder on a local disk that this user may write"
+    elsewhere = f"set {variable} to a folder on a local disk that this user may write to"
     try:
         with tempfile.TemporaryFile(dir=place) as file:
             if locked:
@@ -98,12 +102,12 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
         )
     free = shutil.disk_usage(place).free
     if free < FREE_BYTES:
-        return Finding(subject, State.WARNING, f"{folder} has {rounded_bytes(free)} left", "make room on its disk")
+        return Finding(subject, State.WARNING, f"{folder} has {rounded_bytes(free)} left", "free space on its disk")
     return Finding(subject, State.OK, f"{folder} can be written; {rounded_bytes(free)} free")
 
 
 def api_servers() -> Iterator[Finding]:
-    """Check whether this host's processes that serve the operations page started with the current version of frazil."""
+    """Check that this host's processes that serve the operations page started with the current version of frazil."""
     found = running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -145,12 +149,12 @@ def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Findin
     if taken:
         names = ", ".join(f"{port} ({name})" for name, port in taken.items())
         yield Finding(
-            "ports", State.WARNING, f"another program listens on {names}, which `frazil dev up` would take",
-            "end it, or name another port: see `frazil dev up --help`",
+            "ports", State.WARNING, f"another program listens on {names}, which `frazil dev up` needs",
+            "stop it, or choose another port: see `frazil dev up --help`",
         )  # fmt: skip
         return
     running = "; ".join(f"{name} runs on {port}" for name, port in ours.items())
-    yield Finding("ports", State.OK, f"`frazil dev up` finds its ports free{f' ({running})' if running else ''}")
+    yield Finding("ports", State.OK, f"the ports of `frazil dev up` are free{f' ({running})' if running else ''}")
 
 
 def _listens(port: int) -> bool:
@@ -160,7 +164,7 @@ def _listens(port: int) -> bool:
 
 
 WITHIN_S = 90.0
-"""Timeout in seconds. Importing Airflow takes some seconds, and longer on a busy host."""
+"""Timeout in seconds of the check of Airflow. Importing Airflow takes some seconds, and longer on a busy host."""
 
 
 def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:

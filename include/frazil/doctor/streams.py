@@ -1,4 +1,4 @@
-"""Checks everything to which declared streams refer: files, Kafka, catalogs, storage, and the clocks of these services.
+"""Checks everything that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
 
 The writer's clock decides when windows become complete, and the storage's clock when objects count as abandoned.
 Servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header, in
@@ -30,11 +30,14 @@ from frazil.spec.units import counted
 from frazil.timetext import ago
 
 MAX_SHOWN = 5
-"""If more than twice this number of streams work, only their count is shown, not a line for each."""
+"""If more than twice this number of results are good, one line summarizes them."""
 
 
 def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the valid streams of a folder by file, and a finding per error, or one for all valid streams."""
+    """Return the folder's valid streams by file, and the findings: one per error.
+
+    Without errors, a single finding has the number of streams.
+    """
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in stream_files(folder) if folder.is_dir() else ():
@@ -62,7 +65,7 @@ def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     checked = Connections.check(streams)
     good = checked.good
     if len(good) > 2 * MAX_SHOWN:
-        good = [f"{counted(len(streams), 'stream')}: all other connections work"]
+        good = [f"all other connections of {counted(len(streams), 'stream')} work"]
     yield from (Finding("connections", State.OK, sentence) for sentence in good)
     yield from (Finding("connections", State.WRONG, fault.problem, fault.fix) for fault in checked.faults)
     yield from _stopped_streams(streams)
@@ -88,7 +91,7 @@ def stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         try:
             config = catalog_config(catalog)
         except FrazilError:
-            continue  # the check of connections says so
+            continue  # the check of connections reports it
         uri = config.properties.get("uri", "")
         addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
         if uri.startswith("postgresql"):
@@ -124,12 +127,15 @@ def _database_clock(uri: str) -> Callable[[], int]:
 
 
 WARN_MS = 5_000
+"""Minimum clock difference in milliseconds for a warning."""
 WRONG_MS = 60_000
+"""Minimum clock difference in milliseconds that counts as wrong."""
 TIMEOUT_S = 5.0
+"""Timeout in seconds for reading a server's time."""
 _HEADER_MS = 1_000
-"""Precision of the `Date` header, in milliseconds; it has whole seconds."""
-_FIX = "let NTP (chrony, systemd-timesyncd) set the clock of both machines"
-_FIX_SILENCE = "let the server answer, then run `frazil doctor` again"
+"""Precision in milliseconds of the `Date` header, which has whole seconds."""
+_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
+_FIX_SILENCE = "make the server respond, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,7 @@ def evaluate(server: str, answer: ServerTime) -> Finding:
         return Finding("clock", State.OK, f"{server} has the same time")
     state = State.WRONG if late_ms >= WRONG_MS else State.WARNING
     direction = "ahead of" if answer.difference_ms > 0 else "behind"
-    return Finding("clock", state, f"{server} is {ago(late_ms)} {direction} us", _FIX)
+    return Finding("clock", state, f"the clock of {server} is {ago(late_ms)} {direction} this machine's", _FIX)
 
 
 def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
@@ -174,7 +180,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
             answer = ask()
         except Exception as error:  # whatever the driver raises
             why = str(error) if isinstance(error, _Untimed) else type(error).__name__
-            yield Finding("clock", State.WARNING, f"the clock of {server} is not compared: {why}", _FIX_SILENCE)
+            yield Finding("clock", State.WARNING, f"the clock of {server} was not compared: {why}", _FIX_SILENCE)
         else:
             yield evaluate(server, answer)
     if not servers:
@@ -182,7 +188,7 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
 
 
 class _Untimed(ValueError):
-    """Raised if a response has no time."""
+    """The response has no time."""
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:

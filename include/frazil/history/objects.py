@@ -1,8 +1,8 @@
 """Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
 
-A history has several parts (`Part`), and each write replaces the whole object of a part. The writer of an epoch starts
-with the existing objects, so its objects contain all data of earlier epochs. Readers use the objects of the highest
-epoch and ignore those that a replaced writer still writes. The writer deletes the objects of earlier epochs. `frazil
+A history has several parts (`Part`), and each write replaces the whole object of a part. The writer of an epoch first
+loads the existing objects, so its objects contain all data of earlier epochs. It then deletes the objects of earlier
+epochs. Readers use the objects of the highest epoch, and ignore those that a replaced writer still writes. `frazil
 forget` keeps the folder. Objects of another table that used the same folder are ignored.
 """
 
@@ -28,16 +28,17 @@ from frazil.table.tables import load_stream_table
 
 FORMAT_VERSION = 1
 READ_ATTEMPTS = 2
-"""Number of read attempts. A writer that takes over may delete the listed objects between listing and reading."""
+"""Number of attempts to read. A writer that takes over may delete objects after a reader has listed them."""
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(Part)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
 
 
 class ActionLog(StrEnum):
-    """The two stored logs of actions: the supervisors' and the users'."""
+    """The two stored logs of actions."""
 
     SUPERVISION = "supervision"
+    """Actions of supervisors."""
     USERS = "acts"
     """Actions of users on the stream."""
 
@@ -53,7 +54,7 @@ def history_location(table: Table, stream: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HistoryObject:
-    """An object of the history: the epoch and part in its name, and its path."""
+    """An object of the history: its path, and the epoch and part in its name."""
 
     epoch: int
     part: Part
@@ -61,7 +62,7 @@ class HistoryObject:
 
     @classmethod
     def from_path(cls, path: str) -> HistoryObject | None:
-        """Return None if the path is not one of a history object."""
+        """Parse the path of a history object. Return None for any other path."""
         name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         return cls(int(name[1]), Part(name[2]), path) if name else None
 
@@ -93,7 +94,7 @@ class HistoryStore:
     def read(self, objects: Iterable[HistoryObject], parts: Iterable[Part] = Part) -> tuple[StreamHistory, list[str]]:
         """Return the history in these objects, and a message for each unreadable object.
 
-        In place of an unreadable object, the object of the next earlier epoch is used.
+        An unreadable object is replaced by the object of the next earlier epoch.
         """
         past, problems = StreamHistory(), []
         newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
@@ -109,7 +110,7 @@ class HistoryStore:
         return past, problems
 
     def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
-        """Return the actions in a log, oldest first, and messages for what cannot be read."""
+        """Return the actions in a log, oldest first, and messages about unreadable objects."""
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
@@ -126,7 +127,8 @@ class HistoryStore:
 
 
 def read_history(spec: StreamSpec, *, since_ms: int) -> History:
-    """Return a stream's history after `since_ms`. Never raises; may block as long as catalog and storage do.
+    """Return a stream's history after `since_ms`. Never raises, but may block as long as the catalog and the storage
+    do.
 
     Without a table, or before the first minute, the history is empty and has no problem.
     """
@@ -156,7 +158,10 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> History:
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Read the history since a time. Reads ten-minute points only if the one-minute points begin later."""
+    """Read the history since a time, and return messages about unreadable objects.
+
+    Ten-minute points are read only if the one-minute points begin later than `since_ms`.
+    """
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()
@@ -185,7 +190,7 @@ def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
 
 
 def decode(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
-    """Load a part into `past`. Return False if the object belongs to another table.
+    """Load a part of a history into `past`. Return False if the object belongs to another table.
 
     Raises HistoryUnreadable if the object is invalid. Fields of later versions are ignored.
     """

@@ -1,4 +1,5 @@
-"""Points and events of a stream's history, limited in size even if the clock is wrong or very many events happen.
+"""Points and events of a stream's history. Their number is limited even if the clock is wrong or events are very
+frequent.
 
 No I/O; `StreamHistory` is mutable.
 """
@@ -30,7 +31,8 @@ MAX_TEXT_CHARACTERS = 600
 class Point:
     """Measurements of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
 
-    Sums are over the batches that landed in this time. A measurement between batches is None if it was not taken.
+    Sums are over the batches that were committed in this time. A measurement between batches is None if it was not
+    taken.
     """
 
     at_ms: int
@@ -46,7 +48,7 @@ class Point:
     lag: int | None = None
     """Maximum number of records waiting in Kafka."""
     freshness_ms: int | None = None
-    """Maximum age of the last commit while records waited; 0 if no record waited."""
+    """Maximum age of the last commit while records waited in Kafka; 0 if none waited."""
     backpressure_ms: int | None = None
     """Maximum time by which a batch exceeded the commit interval."""
     stage_ms: int = 0
@@ -99,9 +101,9 @@ class EventKind(StrEnum):
     DEAD_LETTERS = "dead letters"
     """Dead letters were replayed or discarded. This event is read from the table; it is never stored in the history."""
     SUPERVISION = "supervision"
-    """A supervisor acted: starts, restarts with their reason, stops, giving up."""
+    """A supervisor acted: it started, restarted (with the reason) or stopped a writer, or gave up."""
     USER_ACTION = "action"
-    """A user acted on the stream or its backfill: resets, backfills, abandonments."""
+    """A user reset the stream, or ran or abandoned a backfill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,12 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A stream's history, as it could be read."""
+    """A stream's history as it was read."""
 
     points: tuple[Point, ...] = ()
-    """Oldest first: ten-minute points for two weeks, one-minute points for hours. Without a writer, no points."""
+    """Points, oldest first: ten-minute points for two weeks, one-minute points for some hours. Times without a writer
+    have no points.
+    """
     happened: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
     """Why part or all of the history could not be read; None if all was read."""
@@ -130,7 +134,7 @@ def span_start(at_ms: int, span_ms: int) -> int:
 
 
 def merge_ten_minutes(points: Iterable[Point]) -> Point:
-    """Combine points of the same ten minutes into one. The points are in order, and at least one is required."""
+    """Combine one or more points of the same ten minutes, in order, into one point."""
     first, *rest = points
     total = dataclasses.replace(first, at_ms=span_start(first.at_ms, TEN_MINUTES_MS), span_ms=TEN_MINUTES_MS)
     for point in rest:
@@ -141,18 +145,19 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
     """Drop the last point if part of its time is in the future or not yet stored. The points are oldest first.
 
-    A point that is followed by another point is complete, because a writer writes all of its points at once.
+    Other points are complete, because a writer always writes all of its points together.
     """
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
 class Part(StrEnum):
-    """Parts of a history, each with its own object, in the order in which they are written."""
+    """Parts of a history, in the order in which they are written. Each part has its own object."""
 
     TENS = "tens"
-    """Ten-minute points; written before the one-minute points that they replace are removed."""
+    """Ten-minute points. They are written before the one-minute points that they replace are removed."""
     MINUTES = "minutes"
     HAPPENED = "happened"
+    """Events."""
 
 
 @dataclass(slots=True)
@@ -168,7 +173,7 @@ class StreamHistory:
     """Events, oldest first."""
 
     def add(self, point: Point) -> Part:
-        """Merge a point of one minute or of ten minutes into the points of its time. Return the part that changed."""
+        """Add a point to the points of its minute or its ten minutes. Return the part that changed."""
         ten = span_start(point.at_ms, TEN_MINUTES_MS)
         if ten in self.tens or point.span_ms == TEN_MINUTES_MS:
             earlier = [self.tens[ten]] if ten in self.tens else self._pop_minutes(ten)
@@ -200,7 +205,7 @@ class StreamHistory:
             self.record(what)
 
     def age(self, now_ms: int) -> set[Part]:
-        """Merge old minutes into ten-minute points, and drop what is too old. Return the changed parts.
+        """Merge old one-minute points into ten-minute points, and drop what is too old. Return the changed parts.
 
         A time far in the future comes from a wrong clock, and is treated like a time far in the past.
         """

@@ -1,4 +1,6 @@
-"""Records the events of one stream as its history. The writer never waits for the storage."""
+"""Records the events of one stream as its history. A separate thread writes, so the stream's writer never waits for the
+storage.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,11 @@ class Recorder:
         """Whether the interval is not throttled, and the factor by which it is extended."""
 
     def opens(self, objects: Callable[[], HistoryStore]) -> None:
-        """Start writing: the table exists. `objects` opens its history with current credentials."""
+        """Start writing, because the table exists. `objects` opens the table's history with current credentials."""
         self._objects = objects
 
     def take(self, event: Event) -> None:
+        """Add what an event shows to the history."""
         with self._lock:
             if point := self._point(event):
                 self._changed.add(self._past.add(point))
@@ -67,10 +70,12 @@ class Recorder:
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
+        """Record that the writer ended with an error."""
         with self._lock:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
+        """Whether there are changes to write, and the interval since the last write or error has passed."""
         if self._objects is None or self._epoch is None or not self._changed:
             return False
         if self._failed_ms is not None:
@@ -116,7 +121,7 @@ class Recorder:
             self._earlier_objects = []
 
     def _take_over(self, objects: HistoryStore) -> list[HistoryObject]:
-        """Load the content of earlier writers' objects. Return these objects.
+        """Load the objects of earlier writers into this history. Return these objects.
 
         Objects of a higher epoch are included: they were written before an operator ran `frazil forget`.
         """
@@ -151,6 +156,7 @@ class Recorder:
         return None
 
     def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
+        """Return the measurements of a batch: only watermark and interval for an empty commit."""
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
         if not (batch.records or batch.rejected or batch.changes):  # an empty commit
@@ -168,7 +174,7 @@ class Recorder:
         )
 
     def _entry(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        """Return the history's entry for a stream's event; None if the event has no entry."""
+        """Return the kind and sentence of an event in the history; None if the history does not show the event."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"

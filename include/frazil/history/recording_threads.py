@@ -10,7 +10,7 @@ from frazil import clock
 
 POLL_INTERVAL_S = 1.0
 END_TIMEOUT_S = 3.0
-"""Seconds that an ending writer waits at most until the last minute of its history is written."""
+"""Maximum seconds for which an ending writer waits until the last minute of its history is written."""
 
 
 class Recording(Protocol):
@@ -31,7 +31,7 @@ class RecordingThreads:
         self._lock = threading.Lock()
 
     def add(self, recording: Recording, *, storage: str) -> None:
-        """Start to write a recording whenever it is due."""
+        """Start to write a recording each time that it is due."""
         with self._lock:
             thread = self._threads.get(storage)
             if thread is None or not thread.add(recording):
@@ -59,7 +59,7 @@ class _RecordingThread:
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def add(self, recording: Recording) -> bool:
-        """Add a recording; returns False if the thread has ended."""
+        """Add a recording. Return False if the thread has ended."""
         with self._lock:
             if self._over:
                 return False
@@ -69,6 +69,7 @@ class _RecordingThread:
             return True
 
     def remove(self, recording: Recording, *, wait_s: float) -> None:
+        """Let the thread write a recording for the last time, and wait for that up to `wait_s` seconds."""
         with self._lock:
             if recording not in self._recordings:
                 return

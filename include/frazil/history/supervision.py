@@ -1,7 +1,7 @@
 """Records actions of supervisors and users on a stream, next to the history that its writers store.
 
 Supervisors' actions are stored in one object, users' actions in another. To add an action, the object is read, extended
-and written back. Two concurrent writes may lose an entry; no other data depends on it.
+and written back. Two concurrent writes may lose an action; nothing else depends on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> No
 
 @dataclass(slots=True)
 class Supervision:
-    """Records one supervisor's actions. A separate thread writes them, so the supervisor never waits."""
+    """Records one supervisor's actions. A separate thread writes them, so that the supervisor never waits."""
 
     open: Callable[[], HistoryStore | None]
     """Opens the history next to the table; returns None if the table does not exist. May block or raise."""
@@ -65,6 +65,7 @@ class Supervision:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
+        """Wait for a running write for at most `timeout_s` seconds."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -86,6 +87,7 @@ class Supervision:
 
 
 def _add(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
+    """Append actions to a log. Old actions are dropped."""
     past = StreamHistory(happened=store.read_actions(action_log)[0])
     for what in pending:
         past.record(what)

@@ -1,3 +1,3 @@
-"""A writer on its host: launcher, lock, heartbeat, log and exit records."""
+"""A writer process on its host: launcher, lock, heartbeat, log and exit records."""
 
 from __future__ import annotations

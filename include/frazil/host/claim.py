@@ -1,4 +1,4 @@
-"""Records which run and try of an Airflow task supervises a stream, as a claim in the stream's run folder."""
+"""Records which try of which Airflow run supervises a stream, as a claim in the stream's run folder."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from frazil.home import run_folder
 from frazil.host.json_file import replace_json
 
 CLAIM_FILE = "claim.json"
+"""The file in the run folder with the claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The Airflow run and try that supervises a stream."""
+    """The Airflow run, and the try of its task, that supervises a stream."""
 
     run_id: str
     try_number: int
 
 
 def write_claim(stream: str, claim: Claim) -> None:
-    """Record which Airflow run supervises the stream. For display: the writer's lock prevents a second writer."""
+    """Record which Airflow run supervises the stream.
+
+    The claim is only for display. The writer's lock prevents a second writer.
+    """
     replace_json(run_folder(stream) / CLAIM_FILE, dataclasses.asdict(claim))
 
 
 def read_claim(stream: str) -> Claim | None:
-    """Return the claim on the stream; None if this host has none."""
+    """Return the claim on the stream; None if there is none on this host."""
     try:
         return Claim(**json.loads((run_folder(stream) / CLAIM_FILE).read_text()))
     except FileNotFoundError:

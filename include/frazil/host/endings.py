@@ -1,4 +1,4 @@
-"""Records how a launch ended. The parent process does this; if the parent was killed too, an observer does."""
+"""Records how a launch ended. The parent process does this. If the parent was killed too, a later observer does."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, app
 from frazil.host.writer_log import first_error, last_error
 
 WITH_APPLICATION = "ended with its application"
-"""`stopped_for` of a stream's writer that ran until its application's process ended."""
+"""Recorded as `stopped_for` of a stream's writer that ran until the process of its application ended."""
 KILLED = "the writer was killed by another user or program, or by the kernel (out of memory)"
-"""The error recorded after a SIGKILL that frazil did not send."""
+"""The error recorded for a writer that was killed (SIGKILL), but not by frazil."""
 UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
-"""The reason recorded for a writer that was killed with its parent."""
+"""The error recorded for a writer that was killed together with its parent."""
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """Return the last heartbeat of this launch; None without one, or if another version wrote it or it is malformed."""
+    """Return the last heartbeat of this launch; None if there is none, or if it cannot be parsed."""
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):
@@ -42,7 +42,8 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 ) -> None:
     """Record the exit of a launch whose parent waited for it.
 
-    `error` replaces the writer's last message. `stopped_for` is the cause of a stop without a recorded request.
+    If `error` is given, it replaces the writer's own last message. `stopped_for` is the cause of a stop that was not
+    requested.
     """
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
@@ -56,7 +57,10 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
-    """Record the exit of a launch without a waiting parent: a crash, unless its last heartbeat reports a normal end."""
+    """Record the exit of a launch without a waiting parent.
+
+    It counts as a crash, unless the last heartbeat reports a normal end.
+    """
     heartbeat = read_heartbeat(folder, launch)
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
@@ -70,13 +74,16 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
-    """Whether the process was an agent that reported no error. The end of its log is then about its driver."""
+    """Return whether the process was an agent that ended without reporting its end.
+
+    The end of its log is then about its driver.
+    """
     reported = heartbeat is not None and heartbeat.phase is Phase.ENDED
     return not reported and is_agent(folder, launch.writer.pid if launch.writer else None)
 
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
-    """Return why a killed process ended, with the first error or the last warning in its log, if any."""
+    """Return why a killed process ended. Includes the first error or the last warning in its log, if there is one."""
     request = _stop_request(folder, launch.id)
     how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
     warning = _last_warning(folder, launch)
@@ -84,7 +91,7 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
 
 
 def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    """Return the error in the writer's last heartbeat, otherwise in its log; None if neither has one."""
+    """Return the error in the writer's last heartbeat or, if it has none, from its log. None if neither has one."""
     if heartbeat is not None and heartbeat.error is not None:
         return heartbeat.error
     warning = _last_warning(folder, launch)
@@ -92,6 +99,7 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _last_warning(folder: Path, launch: Launch) -> str | None:
+    """Return the first error in the log or, if it has none, the last warning. None for a hosted writer."""
     if launch.kind is LaunchKind.HOSTED:  # see `_end_of_log`
         return None
     if error := first_error(folder):
@@ -101,18 +109,18 @@ def _last_warning(folder: Path, launch: Launch) -> str | None:
 
 
 def _end_of_log(folder: Path, launch: Launch) -> str | None:
-    """Return the end of the log; None for a hosted writer, whose application's log covers other streams too."""
+    """Return the last error in the log. None for a hosted writer: its application's log also covers other streams."""
     return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
-    """Return the recorded request to stop a launch; None if it was not requested."""
+    """Return the recorded request to stop this launch; None if no stop was requested."""
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
 
 
 def _append_exit(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    """Add the exit record, with the cause of the launch's stop request."""
+    """Append the exit record, with the cause of the stop request if there was one."""
     request = _stop_request(folder, exit_.launch_id)
     cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))

@@ -1,4 +1,4 @@
-"""Builds the environment of a supervised writer: its own settings, without Airflow's secrets."""
+"""Builds the environment of a supervised writer: the settings that it needs, without Airflow's secrets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ PREFIXES = (
     *("FRAZIL_", "PYICEBERG_", "PYSPARK_", "SPARK_", "YARN_", "AWS_", "AZURE_", "GOOGLE_", "HADOOP_"),
     *("KRB5", "LC_", "OPENLINEAGE_", "OTEL_"),
 )
+"""Beginnings of the names of variables that are passed on to writers."""
 NAMES = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
@@ -19,16 +20,17 @@ NAMES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     }
 )
+"""Names of variables that are passed on to writers."""
 
 
 def writer_environment(
     referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """Return the whole environment of a writer application.
+    """Return the complete environment of a writer application.
 
-    `base` is the supervisor's environment; only known settings and the variables in `referenced` are passed on.
-    `connections` maps ids of Airflow connections that streams refer to, to values of `AIRFLOW_CONN_<ID>`. `home` is the
-    absolute FRAZIL_HOME, so that writer and supervisor share one run folder.
+    `base` is the supervisor's environment. Only known settings and the variables in `referenced` are passed on.
+    `connections` maps ids of the Airflow connections that streams use to values of `AIRFLOW_CONN_<ID>`. `home` is the
+    absolute FRAZIL_HOME: writer and supervisor share one run folder.
     """
     passed = {
         name: value

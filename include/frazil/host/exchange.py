@@ -1,7 +1,7 @@
 """Small JSON documents through which a writer, its planner and its supervisor communicate.
 
-They are files in the run folder. For processes without a common folder, `open_exchange` would return another
-`Exchange`.
+The documents are files in the run folder. For processes without a common folder, `open_exchange` could return another
+kind of `Exchange`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from frazil.host.json_file import read_json, replace_json
 
 
 class Exchange(Protocol):
-    """A set of named JSON documents, each replaced as a whole."""
+    """A set of named JSON documents. Each is replaced as a whole."""
 
     def read(self, name: str) -> Any:
         """Return the parsed document; None if it does not exist. Raises ValueError if it is not JSON."""
 
     def write(self, name: str, value: Any) -> None:
-        """Replace the document: a reader sees either the old or the new document."""
+        """Replace the document. A reader sees either the old or the new document."""
 
     def clear(self, name: str) -> None:
         """Remove the document, if it exists."""
@@ -28,7 +28,7 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FolderExchange:
-    """Documents as files of one folder, which the first write creates."""
+    """An exchange whose documents are files in one folder. The first write creates the folder."""
 
     folder: Path
 
@@ -43,5 +43,5 @@ class FolderExchange:
 
 
 def open_exchange(location: str | Path) -> Exchange:
-    """Return the exchange at a location, which is a folder."""
+    """Return the exchange at a location, which must be a folder."""
     return FolderExchange(Path(location))

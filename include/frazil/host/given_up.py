@@ -1,8 +1,9 @@
-"""Records that the supervisor gave up, so that it gives up once per cause and other processes can show it.
+"""Records that the supervisor gave up, so that it gives up only once for each cause, and other processes can show this.
 
 The Airflow task that fails when the supervisor gives up may run on another host, which cannot access this run folder.
-Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. When another
-Airflow run supervises the stream on this host, the announcing run has failed, and the announcement is confirmed.
+Therefore the supervisor first announces in the run folder that it gives up, and then informs Airflow. If another
+Airflow run later supervises the stream on this host, the announcing run must have failed, so the announcement is
+confirmed.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
 
 ANNOUNCED_FILE = "giving-up.json"
+"""The file in the run folder with the announcement."""
 
 
 def confirm_given_up(stream: str, subject: str, *, reason: str, table_fingerprint: str | None) -> None:
-    """Record in the stream's run folder what the supervisor gave up on, with the table's fingerprint at that time."""
+    """Record in the stream's run folder that the supervisor gave up on `subject`, a launch.
+
+    Includes the table's fingerprint at that time.
+    """
     _confirm(stream, GivenUp(subject, clock.now_ms(), reason, table_fingerprint))
 
 
@@ -33,7 +38,7 @@ def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, ta
 
 
 def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
-    """Return the announcement of an Airflow run; None if it has none, or the announcement is unreadable."""
+    """Return the announcement of an Airflow run; None if it made none, or if the announcement is unreadable."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None
@@ -42,9 +47,10 @@ def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
 
 
 def settle_given_up(stream: str, *, run_id: str) -> None:
-    """Confirm and remove the announcement of an earlier Airflow run, when the run `run_id` supervises the stream here.
+    """Confirm and remove the announcement of an earlier Airflow run. `run_id` is the run that supervises the stream
+    now.
 
-    An announcement of this run itself stays as it is: Airflow was not informed, or retries the task.
+    An announcement of this run itself is not changed: Airflow was not informed, or retries the task.
     """
     path = run_folder(stream) / ANNOUNCED_FILE
     try:
@@ -67,7 +73,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def active_given_up(stream: str, observation: Observation) -> GivenUp | None:
-    """Return the record of giving up on this host, if no writer has started since; otherwise None.
+    """Return the record that the supervisor gave up, if no writer has started on this host since; otherwise None.
 
     Raises OSError, ValueError and TypeError for an unreadable run folder.
     """

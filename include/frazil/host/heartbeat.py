@@ -1,4 +1,4 @@
-"""The heartbeat with a writer's status. A separate thread writes it; readers need no JVM."""
+"""The heartbeat, in which a writer reports its status. A separate thread writes it. Readers need no JVM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 from frazil.host.exchange import Exchange
 
 NAME = "status.json"
+"""The file name of the heartbeat in the run folder."""
 
 
 class Phase(StrEnum):
+    """What a writer is doing."""
+
     STARTING = "starting"
     TAKING_OVER = "taking-over"
     WAITING = "waiting"
@@ -25,26 +28,29 @@ class Phase(StrEnum):
 
 
 class StallKind(StrEnum):
+    """What keeps a healthy writer from making progress."""
+
     KAFKA = "kafka"
-    """No broker answers. Nothing is lost, and the writer continues by itself once one does."""
+    """No broker responds. Nothing is lost, and the writer continues by itself when a broker responds again."""
     OFFSETS = "offsets"
-    """Unread records exist, and the writer makes no progress towards committing them."""
+    """There are unread records, but the writer makes no progress towards committing them."""
     WATERMARK = "watermark"
-    """Commits advance the offsets, but the watermark stays the same or unknown."""
+    """Commits advance the offsets, but the watermark does not advance or remains unknown."""
     TRANSACTION = "transaction"
-    """Records wait for the end of a transaction in Kafka or in a captured database."""
+    """Records wait until a transaction ends in Kafka or in a captured database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A stall: a healthy process that makes no progress. `frazil.stream.stall` detects it."""
+    """A stall: a healthy writer makes no progress. `frazil.stream.stall` detects it."""
 
     kind: StallKind
     since_ms: int
+    """When the stall began, in milliseconds since the epoch."""
     held_back_by: str | None
-    """The topic partition that stalls the writer, such as `flights-3`; None if unknown."""
+    """The topic-partition that stalls the writer, such as `flights-3`; None if it is unknown."""
     reason: str
-    """A sentence: what stalls, where, since when, and what to do."""
+    """A sentence that says what stalls, where, since when, and what to do."""
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Stall:
@@ -53,7 +59,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A writer's status. Times are milliseconds since the epoch, UTC."""
+    """A writer's status. Times are in milliseconds since the epoch, UTC."""
 
     stream: str
     pid: int
@@ -61,38 +67,40 @@ class Heartbeat:
     phase: Phase
     written_at_ms: int
     advanced_at_ms: int
-    """When the phase, the batch, or the batch's number of records or merged rows last changed."""
+    """When the writer last made progress: the phase, the batch, or its number of records or merged rows changed."""
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
     """Number of records that the current batch has read so far."""
     merged_rows: int = 0
-    """Number of rows, of changes and of the table, that the current merge has read so far."""
+    """Number of rows that the current merge has read so far, both changes and rows of the table."""
     lag: int | None = None
     """Number of records in Kafka, up to the last stable offset, that are not committed to the table."""
     caught_up_at_ms: int | None = None
-    """Time of Kafka's newest answer whose records are all committed, so no waiting record is older; None if unknown."""
+    """Time of the newest poll of Kafka whose records are all committed now, so every unread record is newer. None if
+    unknown.
+    """
     in_transactions: int = 0
-    """Number of offsets beyond `lag`, which wait for transactions to end."""
+    """Number of offsets beyond `lag` that wait for transactions to end."""
     backpressure_ms: int = 0
-    """Milliseconds by which the last or current batch exceeds the commit interval; 0 if no record waits in Kafka."""
+    """Milliseconds by which the last or current batch exceeds the commit interval; 0 if Kafka has no unread records."""
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
     table_location: str | None = None
-    """Set once the table exists; the desired state and the journals are stored next to this location."""
+    """The table's location, once the table exists. The desired state and the journals are stored there."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
-    """Why `commit.throttle` extends the commit interval, or would extend it; None if it does not."""
+    """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""
     outage: str | None = None
     """The failing operation of a service that the writer retries; None if none fails."""
     outage_code: int | None = None
     """The exit code of this failure's error, which names the service; None if no single service fails."""
     distribution: str | None = None
-    """Whether the last batch's rows were shuffled, and why; None if the stream declares `distribution: none`."""
+    """Whether the rows of the last batch were shuffled, and why; None if the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()
-    """Sentences for operators that are not errors, such as why the writer reads in a slower way."""
+    """Sentences that operators should read but that are not errors, such as why the writer reads in a slower way."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))

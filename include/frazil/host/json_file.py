@@ -12,7 +12,7 @@ from frazil.home import make_folder
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Replace a file, creating its folder if missing. A reader sees either the old or the new content.
+    """Replace a file with JSON; creates its folder if necessary. A reader sees either the old or the new content.
 
     Raises OSError, for example if the disk is full.
     """

@@ -1,4 +1,4 @@
-"""The interface through which a supervisor launches, observes and stops a writer."""
+"""The interface with which a supervisor launches, observes and stops a writer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from frazil.host.records import ExitRecord, Launch
 
 
 class ProcessState(StrEnum):
+    """Whether a writer's process runs, and in which way."""
+
     NEVER_LAUNCHED = "never launched"
     RUNNING = "running"
     FOREGROUND = "running in the foreground"
@@ -25,11 +27,11 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """The command to run, and the content of the launch's record."""
+    """A request to start a writer: the command to run, and what to record about the launch."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole environment of the writer. It may contain secrets, so it is never stored."""
+    """The complete environment of the writer. It may contain secrets, so it is never stored."""
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
@@ -38,25 +40,30 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The state of a writer at one time."""
+    """The state of a writer at one point in time."""
 
     process: ProcessState
     launch: Launch | None
-    """The latest launch; None if and only if `process` is NEVER_LAUNCHED."""
+    """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
     """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """The exits, oldest first, including exits of foreground launches."""
+    """The exits, oldest first. Exits of foreground launches are included."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
+    """A position in the log of one launch."""
+
     launch_id: str
     offset_bytes: int
+    """Number of bytes from the beginning of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
+    """Lines of a log, and the position after them."""
+
     lines: tuple[str, ...]
     position: LogPosition
 
@@ -64,33 +71,33 @@ class LogChunk:
 class Launcher(ABC):
     """Runs one writer application, which outlives the process that launched it.
 
-    A launcher holds no resource between calls: another process can open a launcher for the same application, and
-    observe and stop the same writer. Calls block for up to a second; several processes may call at the same time.
+    A launcher holds no resources between calls: another process can open a launcher for the same application, and
+    observe and stop the same writer. A call may block for up to a second. Several processes may call at the same time.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer as a detached process, and return once it runs.
 
-        Raises WriterBusy if a writer already runs, which continues. Raises EnvironmentUnusable if the command
-        cannot start.
+        Raises WriterBusy if a writer already runs; that writer is not affected. Raises EnvironmentUnusable if the
+        command cannot start.
         """
 
     @abstractmethod
     def observe(self) -> Observation:
-        """Return the writer's current state. Also records an exit that no process has recorded."""
+        """Return the writer's current state. Also records an exit that has not been recorded yet."""
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch; with `force`, kill the writer and all its processes.
+        """Ask the writer to end after its current batch. With `force`, kill the writer and all its processes.
 
-        Does not wait, is idempotent, and does nothing if no supervised writer runs.
+        Returns without waiting. May be called repeatedly, and does nothing if no supervised writer runs.
         """
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Return whole lines of the writer's log after a position, at most the last `limit_bytes`.
+        """Return the complete lines of the writer's log after a position, from at most the last `limit_bytes`.
 
-        Without a position, or with a position of an earlier launch, reads from the beginning. Returns None if the log
-        does not exist.
+        Reads from the beginning if `since` is None or a position of an earlier launch. Returns None if the log does not
+        exist.
         """

@@ -1,4 +1,6 @@
-"""Opens the launcher of a writer application. Other modules call `open_launcher` instead of a launcher's class."""
+"""Opens the launcher of a writer application. Other modules call `open_launcher` instead of using a launcher's
+class.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return the launcher of one writer application, even if another process launched it.
+    """Return the launcher of a writer application, even if another process launched the application.
 
     `folder` is the application's run folder, if it is not in this process's FRAZIL_HOME.
     """

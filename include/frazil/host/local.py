@@ -2,11 +2,11 @@
 
 A small parent process starts each writer: `python -m frazil.host.local --folder F ... -- COMMAND...`. It takes the
 writer's lock, leaves the caller's session, starts the command, forwards SIGTERM, waits, and records how the writer
-ended. Without it, the exit code of a detached writer would be lost.
+ended. Without this parent, the exit code of a detached writer would be lost.
 
-The caller gets exit code 0 when the command runs, that of WriterBusy if another writer holds the lock, and 1 if the
-command cannot be started. If the parent is killed, the writer continues and holds the lock through the inherited file
-descriptor.
+The parent reports to its caller with its exit code: 0 if the command runs, that of WriterBusy if another writer holds
+the lock, and 1 if the command cannot be started. If the parent is killed, the writer continues, and still holds the
+lock through the inherited file descriptor.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from frazil.host.records import Launch, LaunchKind, read_exits
 from frazil.host.writer_log import LOG_FILE, read_lines, redirect, rotate
 
 LAUNCH_TIMEOUT_S = 60
+"""Maximum time (s) in which the parent process must report whether the writer runs."""
 
 
 class LocalLauncher(Launcher):
@@ -75,7 +76,7 @@ class LocalLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """Return the state in the run folder and the process table; see `Launcher.observe`."""
+        """Return the writer's state from the run folder and the process table. Also records an unrecorded exit."""
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
@@ -88,9 +89,10 @@ class LocalLauncher(Launcher):
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """Send SIGTERM to a supervised writer, or SIGKILL to its process group. Other writers continue.
+        """Send SIGTERM to a supervised writer or, with `force`, SIGKILL to its process group.
 
-        With `force`, the agent of a driver in a cluster is first asked to kill the driver.
+        A writer that is not supervised is not affected. With `force`, the agent of a driver in a cluster is first asked
+        to kill the driver.
         """
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
@@ -127,6 +129,7 @@ class LocalLauncher(Launcher):
 
 
 def _state(launch: Launch) -> ProcessState:
+    """Return the state of the launch's process."""
     if not is_alive(launch.writer) and not is_alive(launch.parent):
         return ProcessState.ENDED
     running = {LaunchKind.FOREGROUND: ProcessState.FOREGROUND, LaunchKind.HOSTED: ProcessState.HOSTED}
@@ -134,20 +137,23 @@ def _state(launch: Launch) -> ProcessState:
 
 
 def _is_unrecorded(launch: Launch, state: ProcessState) -> bool:
-    """Whether the writer ended without a record of its end.
+    """Return whether the writer has ended and may have no record of its end.
 
-    A process that released the lock and continued has removed its pid from the record, and does not count.
+    A process that released the lock and continues has removed its pid from the record, so it does not count.
     """
     return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)
 
 
 STARTED = b"started"
+"""What the detached process sends to the caller when the writer runs."""
 CANNOT_START = 127
+"""Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0
+"""Time (s) that the writer's JVM and Python workers have to end after the writer, before they are killed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take the lock, detach, and report to the caller whether the writer runs."""
+    """Take the lock and start the writer in a detached process. Returns the exit code for the caller."""
     options = _parser().parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
@@ -179,7 +185,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:
-    """Start the writer in a separate session, report to the caller, wait, and record the exit."""
+    """Start the writer in a separate session, report this to the caller, wait for the writer, and record its exit.
+
+    Returns the exit code of this process.
+    """
     os.setsid()
     launch = Launch(
         id=options.launch_id,
@@ -213,7 +222,7 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
 
 
 def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
-    """Start the writer with the lock, as the leader of its own process group. Forward every SIGTERM to the writer."""
+    """Start the writer with the inherited lock, as the leader of its own process group. Forward every SIGTERM to it."""
     started: list[subprocess.Popen[bytes]] = []
     requested = False
 

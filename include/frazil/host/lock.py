@@ -1,7 +1,7 @@
-"""Locks a run folder, so that only one writer application of a name runs on a host.
+"""Locks a run folder, so that only one writer of an application runs on a host.
 
 The lock is a `flock` on `<run folder>/lock`, so the kernel releases it even if its holder crashes. The file also
-contains the holder's launch as JSON, which remains as the record of the last launch.
+contains the holder's launch as JSON, which remains there as the record of the last launch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from frazil.host.processes import mark
 from frazil.host.records import Launch, LaunchKind
 
 LOCK_FILE = "lock"
+"""The file in the run folder that is locked."""
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
-"""The environment variable with the file descriptor through which a supervised writer holds its parent's lock."""
+"""The environment variable with the file descriptor of the lock that a supervised writer inherits from its parent."""
 
 
 class WriterLock:
-    """The lock of one run folder, held by a foreground writer or by the parent of a supervised writer.
+    """The lock of a run folder. A foreground writer, or the parent of a supervised writer, holds it.
 
         with WriterLock(run_folder("flights"), streams=("flights",)):
             ...  # no other writer of this name runs on this host
@@ -41,10 +42,10 @@ class WriterLock:
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock, and return its file descriptor, which is not inheritable. Raises WriterBusy with the holder's
-        pid.
+        """Take the lock, and return its file descriptor, which children do not inherit.
 
-        Records the holder as a foreground launch. The parent of a supervised writer overwrites this record.
+        Records the holder as a foreground launch; the parent of a supervised writer overwrites this record. Raises
+        WriterBusy with the holder's pid.
         """
         if (inherited := self._inherited_fd()) is not None:
             self._fd = inherited
@@ -70,7 +71,7 @@ class WriterLock:
             raise EnvironmentUnusable(problem) from None
 
     def record(self, launch: Launch) -> None:
-        """Write the holder's launch into the lock file. Only the holder may call this."""
+        """Write the holder's launch to the lock file. Only the holder may call this."""
         if self._fd is None:
             raise RuntimeError("only the holder of the lock may write to it")
         text = json.dumps(launch.to_json()).encode()
@@ -78,9 +79,9 @@ class WriterLock:
         os.ftruncate(self._fd, len(text))
 
     def release(self) -> None:
-        """Release the lock; no effect if it is not held.
+        """Release the lock, if it is held.
 
-        The process may continue and must not be mistaken for a writer, so its pid is removed from the record.
+        This process may continue and must not be mistaken for a writer, so its pid is removed from the record.
         """
         if self._fd is None:
             return
@@ -100,7 +101,7 @@ class WriterLock:
         self.release()
 
     def _inherited_fd(self) -> int | None:
-        """Return the lock's file descriptor from the parent process; None if it is missing or of another file."""
+        """Return the file descriptor of the lock that the parent process holds; None if there is none for this file."""
         raw = os.environ.get(INHERITED_LOCK, "")
         if not raw.isdigit():
             return None
@@ -114,6 +115,7 @@ class WriterLock:
         return fd
 
     def _foreground_launch(self) -> Launch:
+        """Return a launch that describes this process."""
         return Launch(
             id=uuid.uuid4().hex,
             kind=LaunchKind.FOREGROUND,
@@ -124,6 +126,7 @@ class WriterLock:
         )
 
     def _busy_message(self) -> str:
+        """Return who holds the lock, and how to end that process."""
         application = self._path.parent.name
         holder = read_launch(self._path.parent)
         if holder is None:
@@ -142,7 +145,7 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the last launch in a lock file; None if the file is missing, empty or unreadable.
+    """Return the last launch that is recorded in a lock file; None if the file is missing, empty or unreadable.
 
     The holder overwrites its record in place, because the lock belongs to the file. An incomplete record is therefore
     read again.

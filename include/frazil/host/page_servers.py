@@ -1,6 +1,6 @@
 """Records which processes on this host serve the operations page, and with which version of frazil's files.
 
-The records are `<home>/page/servers/<host>-<pid>.json`. After an upgrade, they show processes that still run the old
+The records are `<home>/page/servers/<host>-<pid>.json`. After an upgrade, they show which processes still run the old
 files.
 """
 
@@ -21,7 +21,9 @@ from frazil.host.records import ProcessMark
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """A process that serves the page. `folder` is its imported package, `files` the fingerprint of that folder."""
+    """A process that serves the page. `folder` is the package that it imported; `files` is the fingerprint of that
+    folder.
+    """
 
     process: ProcessMark
     folder: str
@@ -29,6 +31,7 @@ class PageServer:
 
     @property
     def is_outdated(self) -> bool:
+        """Whether the files of the package have changed since the process imported it."""
         return installed.fingerprint(Path(self.folder)) != self.files
 
 
@@ -42,12 +45,12 @@ def register() -> None:
 
 
 def running_servers() -> list[PageServer]:
-    """Return the running processes of this host that serve the page. Raises OSError."""
+    """Return the processes of this host that serve the page now. Raises OSError."""
     return [server for _, server in _records() if server is not None and is_alive(server.process)]
 
 
 def _records() -> Iterator[tuple[Path, PageServer | None]]:
-    """Yield this host's record files, each with its record; None for a record that another version wrote."""
+    """Yield this host's record files, each with its record; None for a record that cannot be parsed."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
             record = read_json(file)

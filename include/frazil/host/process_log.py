@@ -1,4 +1,6 @@
-"""Configures the log of a process that frazil runs, such as a writer or a Spark application, and its last error."""
+"""Configures how a process that frazil runs, such as a writer or a Spark application, logs and reports its last
+error.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes terminal control characters in log lines, which may contain strings from users and producers."""
+    """Escapes terminal control characters in log lines, which may contain strings from users and records."""
 
     def format(self, record: logging.LogRecord) -> str:
         return safe(super().format(record))
 
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
-    """Log to standard error: frazil's messages at INFO and above, and warnings of noisy libraries."""
+    """Log to standard error: frazil's messages at level INFO and above, but only warnings of verbose libraries."""
     log_format = LOG_FORMAT.replace("%(message)s", "[%(threadName)s] %(message)s") if with_threads else LOG_FORMAT
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(log_format))
@@ -32,7 +34,7 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 
 @contextmanager
 def exit_on_error() -> Iterator[None]:
-    """End a program that raises a FrazilError: print the error without a traceback, and exit with its exit code."""
+    """If the `with` block raises a FrazilError, print the error without a traceback, and exit with its exit code."""
     try:
         yield
     except FrazilError as error:

@@ -1,4 +1,4 @@
-"""Finds, signals and ends processes by pid and start time, so that a reused pid is never signalled."""
+"""Finds, signals and ends processes that are identified by pid and start time. A reused pid is never signalled."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import psutil
 from frazil.host.records import ProcessMark
 
 START_TOLERANCE_S = 2.0
-"""Maximum difference between two readings of a process's `create_time`, which shifts when the clock is corrected."""
+"""Maximum difference (s) between two readings of a process's `create_time`, which shifts when the clock is
+corrected.
+"""
 
 
 def mark(pid: int) -> ProcessMark:
-    """Return the pid and start time of a running process. Raises psutil.NoSuchProcess."""
+    """Return what identifies a running process: its pid and start time. Raises psutil.NoSuchProcess."""
     return ProcessMark(pid, psutil.Process(pid).create_time())
 
 
 def is_alive(process: ProcessMark | None) -> bool:
-    """Whether exactly this process still runs; a zombie does not count."""
+    """Return whether exactly this process still runs. A zombie does not count."""
     if process is None:
         return False
     try:
@@ -32,9 +34,9 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process is gone, or is a zombie without other threads.
+    """Return whether the process does not exist, or is a zombie without other threads.
 
-    A killed JVM may hold ports, locks and files until its threads have ended.
+    A killed JVM may hold ports, locks and files until all its threads have ended.
     """
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
@@ -43,14 +45,16 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def terminate(process: ProcessMark) -> None:
-    """Ask exactly this process to end; no error if it has already ended."""
+    """Send SIGTERM to exactly this process, if it still runs."""
     if is_alive(process):
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGTERM)
 
 
 def kill_group(process: ProcessMark) -> None:
-    """Kill exactly this process and its process group. A writer leads the group of its JVM and workers."""
+    """Kill exactly this process, and its process group if it leads one. A writer leads the group of its JVM and
+    workers.
+    """
     if is_alive(process):
         with suppress(ProcessLookupError):
             leads_group = os.getpgid(process.pid) == process.pid
@@ -58,9 +62,9 @@ def kill_group(process: ProcessMark) -> None:
 
 
 def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
-    """Wait until no process of a group runs. After `timeout_s` seconds, kill those that still run.
+    """Wait until no process of a group runs. After `timeout_s` seconds, kill the remaining ones.
 
-    With `ask`, send SIGTERM first.
+    With `ask`, first send SIGTERM to the group.
     """
     if ask:
         _signal_group(group, signal.SIGTERM)
@@ -73,7 +77,7 @@ def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
 
 
 def _group_runs(group: int) -> bool:
-    """Whether a process of the group runs. Zombies do not count: a container may never reap an orphaned process."""
+    """Return whether a process of the group runs. Zombies do not count: in a container, they may never be reaped."""
     for process in psutil.process_iter():
         try:
             if os.getpgid(process.pid) == group and not has_ended(process):

@@ -1,7 +1,7 @@
-"""The records in a run folder: launches, exits and stop requests.
+"""The records in a run folder: launches, exits, stop requests, and when the stream was supervised.
 
 Each record has the id of its launch, so that records of an earlier launch are never applied to a later one. Times are
-milliseconds since the epoch, UTC, unless the name has another unit.
+in milliseconds since the epoch, UTC, unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ from typing import Any
 from frazil.host.json_file import read_json, replace_json
 
 EXITS_FILE = "exit.json"
+"""The file with the exit records."""
 SUPERVISOR_FILE = "supervisor.json"
+"""The file with the supervisor's notes."""
 WATCH_FILE = "watch.json"
+"""The file that records when supervisors were active."""
 MAX_EXITS = 50
+"""Maximum number of exit records to keep."""
 
 
 class LaunchKind(StrEnum):
+    """Who launched a writer, and in which process it runs."""
+
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"
-    """A user's own `frazil run`, which the supervisor leaves alone."""
+    """Launched by a user with `frazil run`. The supervisor does not stop it."""
     HOSTED = "hosted"
-    """A stream's writer in the process of a shared application, which alone ends it."""
+    """A stream's writer in the process of a shared application. Only the application can end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessMark:
-    """Identifies a process by pid and start time (psutil's `create_time`), because pids are reused."""
+    """Identifies a process by its pid and start time (psutil's `create_time`), because pids are reused."""
 
     pid: int
     started_at_s: float
@@ -39,18 +45,20 @@ class ProcessMark:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a writer; the lock file has the latest launch."""
+    """One start of a writer. The lock file contains the latest launch."""
 
     id: str
     kind: LaunchKind
     launched_at_ms: int
     spec_fingerprint: str = ""
     generation: int = 0
-    """The generation of the desired state at the launch."""
+    """The generation of the desired state at the time of the launch."""
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
-    """The writer application that runs the stream. Empty in records of earlier versions, like `streams`."""
+    """The writer application that runs the stream. Empty in records of earlier versions; `streams` is then empty,
+    too.
+    """
     streams: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -58,7 +66,7 @@ class Launch:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Launch:
-        """Parse a launch. Fields of later versions are ignored, because a newer writer may run during an upgrade."""
+        """Parse a launch. Unknown fields are ignored, because a newer version's writer may run during an upgrade."""
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
         marks = {k: ProcessMark(**value[k]) if value.get(k) else None for k in ("parent", "writer")}
         return cls(**{**known, "kind": LaunchKind(value["kind"]), "streams": tuple(value.get("streams", ())), **marks})
@@ -66,11 +74,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """The end of one launch."""
+    """How one launch ended."""
 
     launch_id: str
     code: int | None
-    """Exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
+    """The exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
     started_at_ms: int
     ended_at_ms: int
     spec_fingerprint: str
@@ -79,17 +87,17 @@ class ExitRecord:
     """Whether the launch committed at least one batch."""
     error: str | None = None
     stopped_for: str | None = None
-    """The cause of the requested graceful stop; None if the writer ended without a request."""
+    """The cause of a requested stop; None if the writer ended without a request."""
 
     @property
     def is_supervised(self) -> bool:
-        """Whether a supervisor launched the writer: a foreground launch has no fingerprint."""
+        """Whether a supervisor launched the writer. Foreground launches have no fingerprint."""
         return bool(self.spec_fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop one launch gracefully, and the reason."""
+    """A request to stop one launch gracefully, with its reason."""
 
     launch_id: str
     requested_at_ms: int
@@ -99,19 +107,19 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """The failed launch or problem that the supervisor gave up on. It then holds until an operator acts."""
+    """The supervisor gave up on a launch or problem. It then starts no writer until an operator acts."""
 
     subject: str
-    """The id of the launch that failed, or the problem that prevents the first launch."""
+    """The id of the launch that failed, or the problem that prevents a first launch."""
     at_ms: int
     reason: str
     table_fingerprint: str | None = None
-    """`table_fingerprint` of `frazil.supervise.desired`, at the time of giving up."""
+    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`) when the supervisor gave up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """A supervisor's state that its successor needs."""
+    """The state of a supervisor that the next supervisor needs."""
 
     stop: StopRequest | None = None
     given_up: GivenUp | None = None
@@ -121,21 +129,26 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """When supervisors were last active on this host, and the last gap in supervision; 0 without a record."""
+    """When supervisors were last active on this host, and the last gap in supervision. Times are 0 without a record."""
 
     last_ms: int = 0
+    """When a supervisor was last active."""
     away_since_ms: int = 0
+    """When the last gap in supervision began."""
     returned_at_ms: int = 0
+    """When the last gap in supervision ended."""
 
-    def renewed(self, now_ms: int, *, gap_ms: int) -> Watch:
-        """Return the record after a step at `now_ms`. A clock that is set back does not count as a gap."""
+    def record_step(self, now_ms: int, *, gap_ms: int) -> Watch:
+        """Return the record after a supervisor's step at `now_ms`. A clock that was set back does not count as a
+        gap.
+        """
         if now_ms - self.last_ms > gap_ms:
             return Watch(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
         return dataclasses.replace(self, last_ms=now_ms)
 
 
 def read_watch(folder: Path) -> Watch:
-    """Return the folder's record; an empty record if it is missing, malformed or another version wrote it."""
+    """Return the folder's record of supervision; an empty record if it is missing or cannot be parsed."""
     try:
         return Watch(**(read_json(folder / WATCH_FILE) or {}))
     except (ValueError, TypeError):
@@ -153,7 +166,7 @@ def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
 
 
 def append_exit(folder: Path, record: ExitRecord) -> None:
-    """Add an exit, or replace the exit of the same launch."""
+    """Append an exit record, or replace the record of the same launch. Old records are removed."""
     known = [exit_ for exit_ in read_exits(folder) if exit_.launch_id != record.launch_id]
     exits = [*known, record]
     # Keep one launch that committed, because the supervisor needs to know whether one ever did.
@@ -162,6 +175,7 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> Notes:
+    """Return the supervisor's notes; empty notes if there are none."""
     raw = read_json(folder / SUPERVISOR_FILE) or {}
     return Notes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,

@@ -1,7 +1,7 @@
-"""Rotates and reads the writer's log. It is rotated at each launch and when it is full.
+"""Rotates and reads the writer's log. The log is rotated at each launch and when it is full.
 
-The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, like logrotate's
-`copytruncate`. Lines written in the microseconds between the last copy and the truncation are lost.
+The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, as with logrotate's
+`copytruncate`. Lines written in the microseconds between the end of the copy and the truncation are lost.
 """
 
 from __future__ import annotations
@@ -18,28 +18,35 @@ from frazil.host.launcher import LogChunk, LogPosition
 
 LOG_FILE = "writer.log"
 MAX_LOGS = 5
+"""Maximum number of older logs to keep."""
 MAX_LOG_BYTES = 64 * 1024**2
-CONTINUES = f"... what was logged before this is in {LOG_FILE}.1"
-"""The first line of a truncated log."""
+"""The size at which a log is full."""
+CONTINUES = f"... earlier lines are in {LOG_FILE}.1"
+"""The first line of a log that was truncated."""
 MAX_ERROR_LINES = 5
+"""Maximum number of lines that an error quotes from the log."""
 MAX_ERROR_CHARACTERS = 2000
+"""Maximum number of characters that an error quotes from the log."""
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
+"""Maps the level names of frazil and Spark to `logging` levels."""
 _LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Matches the start of a log line of frazil or Spark: date, time and level."""
+"""Matches the beginning of a log line of frazil or Spark: date, time and level."""
 _FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
-"""A line of a Java stack trace, which says little without its beginning."""
+"""Matches a line of a Java stack trace, which is useless without the beginning of the trace."""
 _HARMLESS = re.compile(r"Unable to load native-hadoop library")
-"""Warnings of every Spark session, which explain no end."""
+"""Matches warnings that every Spark session logs, and that never explain why a writer ended."""
 _OMITTED = "... "
+"""The beginning of a line that says how much was omitted."""
 _COPY_BLOCK_BYTES = 1024**2
 
 
 def rotate(folder: Path) -> None:
-    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers. Five are kept."""
+    """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers. Keeps five older logs."""
     _shift(folder, LOG_FILE)
 
 
 def _shift(folder: Path, newest: str) -> None:
+    """Rename the log `newest` to number 1, and each older log to the next number."""
     names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, MAX_LOGS + 1))]
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
         with suppress(FileNotFoundError):
@@ -47,11 +54,11 @@ def _shift(folder: Path, newest: str) -> None:
 
 
 def rotate_full(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
-    """Copy a full log to `writer.log.1` and truncate it, while other processes write to it. Return whether it was full.
+    """If the log is full, copy it to `writer.log.1` and truncate it while other processes write to it.
 
-    Only lines written in the microseconds before the truncation are lost or incomplete. If this process is killed
-    halfway, a line may be in both files. Raises OSError, usually because the disk is full, and then leaves the log
-    unchanged.
+    Returns whether it was full. Only lines written in the microseconds before the truncation are lost or incomplete. If
+    this process is killed halfway, a line may be in both files. If it raises OSError, usually because the disk is full,
+    the log is unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:
@@ -82,7 +89,7 @@ def _copy_rest(source: FileIO, to: FileIO) -> None:
 
 
 def redirect(log: Path) -> None:
-    """Redirect the output of this process and its children to the log file."""
+    """Redirect the output of this process and its children to the log file, and their input to an empty file."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -93,10 +100,11 @@ def redirect(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return whole lines after a position. Beyond the limit, return only the last lines, after a line on omitted bytes.
+    """Return the complete lines after a position; None if the log does not exist.
 
-    A log that is shorter than the position was truncated, and its unread lines are in `writer.log.1`. Readers are never
-    two truncations behind.
+    If there are more than `limit_bytes`, returns only the last lines, after a line that says how much was omitted. A
+    log that is shorter than the position was truncated, so the lines before it are read from `writer.log.1`. Readers
+    are never two truncations behind.
     """
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
@@ -112,7 +120,9 @@ def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_b
 
 
 def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[str, ...], int]:
-    """Return whole lines from an offset, and the offset after them. Beyond the limit, return only the last lines."""
+    """Return the complete lines from an offset on, and the offset after them. Beyond the limit, return only the last
+    lines.
+    """
     with path.open("rb") as log:
         size = log.seek(0, 2)
         skipped = max(0, size - start - limit_bytes)
@@ -130,7 +140,8 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 def with_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
     """Yield each line with its `logging` level.
 
-    A line without a level, as in a traceback, has the level of the previous line; the first lines have `level`.
+    A line without a level, as in a traceback, has the level of the previous line. `level` is the level of first lines
+    without one.
     """
     for line in lines:
         if found := _LEVEL.match(line):
@@ -139,20 +150,20 @@ def with_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[
 
 
 def first_error(folder: Path) -> str | None:
-    """Return the first error in the end of the log, which usually caused the others; None without one."""
+    """Return the first error in the last part of the log, which usually caused the others; None if there is none."""
     lines = _levelled(folder, min_level=logging.ERROR)
     return "\n".join(lines[:MAX_ERROR_LINES])[:MAX_ERROR_CHARACTERS] or None
 
 
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
-    """Return the log's last lines, which usually explain a crash; None without lines of `min_level` or above."""
+    """Return the log's last lines of `min_level` or above, which usually explain a crash; None if there are none."""
     return "\n".join(_levelled(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
 
 
 def _levelled(folder: Path, *, min_level: int) -> list[str]:
-    """Return the last lines of `min_level` or above, without those that every Spark session logs.
+    """Return the log's last lines of `min_level` or above, except those that every Spark session logs.
 
-    With a level, without frames of stack traces too.
+    If `min_level` is set, lines of stack traces are omitted, too.
     """
     lines = _last_lines(folder / LOG_FILE)
     if CONTINUES in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
@@ -166,5 +177,6 @@ def _levelled(folder: Path, *, min_level: int) -> list[str]:
 
 
 def _last_lines(log: Path) -> list[str]:
+    """Return the lines in the last 16 KiB of a log."""
     chunk = read_lines(log, launch_id="", since=None, limit_bytes=16_384)
     return [line for line in chunk.lines if line.strip()] if chunk else []

@@ -16,15 +16,20 @@ from frazil.spec.formats import POSITION, Envelope, JsonFormat
 from frazil.spec.upsert import UNKEYED
 
 ENVELOPE = frozenset({"before", "after", "source", "op"})
+"""Keys of a Debezium event."""
 _OPS = frozenset("crudtm")
+"""Debezium's codes of operations, as in an event's `op`."""
 _LOGS = ({"lsn"}, {"file", "pos"})
-"""Fields of `source` that hold the log position: PostgreSQL's and MySQL's. Events are ordered by the log position."""
+"""Fields of `source` that store the position in the source's log, for PostgreSQL and for MySQL. The position orders
+events.
+"""
 _PLACEHOLDER = Envelope().unavailable
+"""Debezium's placeholder for a value that an update did not change."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedTable:
-    """The columns and key of the source database's table, derived from its change events."""
+    """The columns and key of a source database's table, derived from its change events."""
 
     columns: tuple[Column, ...]
     """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
@@ -32,13 +37,15 @@ class CapturedTable:
     is_guess: bool
     """Whether `key` is a guess, because the record keys cannot be used."""
     metadata: Mapping[str, str]
-    """Map each column that the envelope fills to the envelope's field."""
+    """The envelope's field for each column that the envelope fills."""
     order_by: str | None
+    """Column with the position in the source's log; None if not all events have a position."""
     event_time: str | None
+    """Column with the commit time in the source; None if not all events have one."""
 
 
 def derive_captured(sample: Sample, encoding: Encoding) -> CapturedTable | None:
-    """Return the columns and the key if most records are Debezium events in JSON.
+    """Return the columns and the key of the source's table, if most records are Debezium events in JSON.
 
     Returns None if they are not, or if no column can be a key.
     """
@@ -62,13 +69,14 @@ def derive_captured(sample: Sample, encoding: Encoding) -> CapturedTable | None:
 def _with_metadata(
     columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
+    """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
     if all(any(all(source.get(name) is not None for name in log) for log in _LOGS) for source in sources):
         metadata[place] = POSITION
-        added.append(Column(place, "string", remark="greater for a later event of the source's log"))
+        added.append(Column(place, "string", remark="later events in the source's log have greater values"))
     if all(type(source.get("ts_ms")) is int for source in sources):
         metadata[committed_at] = "source.ts_ms"
         added.append(Column(committed_at, "timestamptz", unit="ms"))
@@ -83,12 +91,13 @@ def _with_metadata(
 
 
 def unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the payload if Kafka Connect wrapped the event in `{schema, payload}`; otherwise return `value`."""
+    """Return the payload if Kafka Connect wrapped the value in `{schema, payload}`; otherwise the value itself."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
 
 
 def _is_event(value: Mapping[str, Any]) -> bool:
+    """Return whether a value has the form of a Debezium event."""
     states = [value.get("before"), value.get("after")]
     op = value.get("op")
     is_change = isinstance(op, str) and op in _OPS and isinstance(value.get("source"), dict)
@@ -96,13 +105,17 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the most frequent field names of record keys; empty if one of them is not in `able`, the possible keys."""
+    """Return the most frequent combination of field names in record keys.
+
+    Returns an empty tuple if one of them is not in `able`, the columns that can be part of a key.
+    """
     names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
     limit = names.most_common(1)[0][0] if names else ()
     return limit if set(limit) <= set(able) else ()
 
 
 def _object(key: bytes | None) -> Mapping[str, Any] | None:
+    """Return a record key as a mapping; None if it is not a JSON object."""
     try:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
@@ -111,9 +124,10 @@ def _object(key: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _as_key_column(column: Column) -> Column:
-    """Return the column as part of a key: required, and `long` instead of `int`, because counters grow."""
+    """Return the column as part of a key: required, and `long` instead of `int`, because ids grow."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 
 def _unused_name(name: str, taken: set[str]) -> str:
+    """Return the name, with `source_` in front as often as needed to differ from `taken`."""
     return _unused_name(f"source_{name}", taken) if name in taken else name

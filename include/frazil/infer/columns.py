@@ -13,48 +13,61 @@ from frazil.infer.observed import MAX_DISTINCT, Observed
 from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
 
 MIN_RECORDS_FOR_REQUIRED = 100
-"""Minimum number of sampled records. If all of them have a value, the column is proposed as required."""
+"""Minimum number of sampled records for proposing a column as required. All of them must have a value."""
 MAX_INT = 2**30
-"""Columns with numbers of this magnitude or larger are proposed as `long`. An `int` column can become `long` later."""
+"""Columns with numbers of this magnitude or larger are proposed as `long`, although an `int` column can become `long`
+later.
+"""
 MIN_MAP_FIELDS = 20
-"""Minimum number of distinct field names of an object that is proposed as a map. Each record must have few of them."""
+"""Minimum number of distinct field names of an object that is proposed as a map. Each record must have only a few of
+them.
+"""
 MAX_ODD_CHARACTERS = 40
-"""Maximum number of characters shown of an odd string: one that does not fit the type of the other strings."""
+"""Maximum number of characters shown of an odd string, one that does not fit the type of the others."""
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
 MIN_SHARE_OF_OTHERS = 10
-"""If more than one in this many values has a minority type, no column of one type is proposed."""
+"""A column gets a type only if at most one in this many values has another type."""
 MAX_DISTANCE_S = 400 * 86_400.0
-"""A number this close (s) to Kafka's timestamps counts as a time, even if the field's name does not suggest one."""
+"""Numbers whose distance from Kafka's timestamps is at most this (s) count as times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+"""Units per second."""
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
+"""First and last plausible time (s since 1970)."""
 _TIME_NAMES = re.compile(
     r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
     r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
 )
+"""Matches names of fields that are probably times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A proposed column, or a field that cannot be a column; the type of such a field is None."""
+    """A proposed column, or a field that cannot be a column: then its type is None."""
 
     name: str
     type: str | None
     required: bool = False
     unit: str | None = None
     as_json: bool = False
-    """Whether the column keeps values of several types, as their JSON text."""
+    """Whether the column stores values of several types, as JSON text."""
     remark: str = ""
+    """Comment about the column in the declaration."""
     distinct: int | None = None
     """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
     is_time: bool = False
     near_s: float = float("inf")
-    """Distance (s) of the middle of the column's times from the median of Kafka's timestamps; infinite if unknown."""
+    """Distance (s) between the middle of the column's times and the median of Kafka's timestamps; infinite if
+    unknown.
+    """
 
 
 def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
-    """Propose a column for each field of the sampled records, in the order in which the fields first appeared."""
+    """Propose a column for each field of the sampled records, in the order in which the fields first appeared.
+
+    A field that cannot be a column is returned without a type.
+    """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
     found: list[Column] = []
@@ -75,11 +88,11 @@ def event_times(columns: Sequence[Column]) -> list[Column]:
 
 
 def column_problem(name: str, before: Mapping[str, str]) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` maps lower-case names to earlier columns."""
+    """Return why a field cannot be a column; empty if it can. `before` has the earlier columns by lower-case name."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
-        return "no column can have this name"
+        return "a column cannot have this name"
     if name.lower() in RESERVED:
-        return "frazil adds a column of this name"
+        return "frazil adds a column with this name"
     if name.lower() in METADATA_COLUMNS:
         return OF_ICEBERG
     same = before.get(name.lower())
@@ -116,14 +129,14 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
 
 
 def _guess_remarks(observed: Observed, path: str) -> Iterator[str]:
-    """Yield remarks on types that are guesses, because some values have a different type or no value shows the type."""
+    """Yield a remark for each type that is a guess: some values have a different type, or no value shows the type."""
     where = f"{path}: " if path else ""
     if observed.others:
-        yield f"{where}{observed.others:,} of {observed.present:,} values are of another type"
+        yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
     if observed.kind == "text" and observed.odd_texts and observed.shape:
         odd = json.dumps(observed.odd[observed.shape][:MAX_ODD_CHARACTERS])
         count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
-        yield f"{where}{count} look otherwise, such as {odd}; string takes all"
+        yield f"{where}{count} do not fit, such as {odd}; string would accept all"
     if observed.kind is None:
         if path:
             yield f"{where}only null was seen"
@@ -144,7 +157,7 @@ def _guess_remarks(observed: Observed, path: str) -> Iterator[str]:
 
 
 def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose numbers are times since 1970; None if they are not times.
+    """Return the unit of a field whose integers are times since 1970; None if they are not times.
 
     All times must be in this century. The field's name must suggest a time, or the times must be close to Kafka's
     timestamps.
@@ -159,6 +172,9 @@ def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
 
 
 def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) -> float:
+    """Return the distance (s) between the middle of a field's times and the middle of Kafka's timestamps; infinite if
+    unknown.
+    """
     if middle_s is None:
         return float("inf")
     if unit is not None:
@@ -167,7 +183,7 @@ def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) ->
 
 
 def _type(observed: Observed) -> str | None:
-    """Return the type of a field's values; None if too many of them would not fit any type."""
+    """Return the type of a field's values; None if too many of them have a different type."""
     if observed.others * MIN_SHARE_OF_OTHERS > observed.present:
         return None
     simple = {"boolean": "boolean", "float": "double"}
@@ -199,6 +215,7 @@ def _text_type(observed: Observed) -> str:
 
 
 def _object_type(observed: Observed) -> str | None:
+    """Return a struct or map type for a field's objects; None if neither fits."""
     types = {name: _type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
     inner = [name for name in types if not column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}

@@ -15,22 +15,26 @@ from frazil.infer.sample import Sample
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
 
 MIN_SHARE = 0.5
-"""Minimum share of the records that must fit a format."""
+"""Minimum share of the values that must fit a format."""
 _DELIMITERS = ",;\t|"
+"""Delimiters that are tried, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A format, and the sample's records that were decoded with it."""
+    """A format, and the sampled records that were decoded with it."""
 
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
+    """The decoded records; empty for formats whose values are not decoded here."""
 
 
 def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding:
-    """Return the format that most values in the sample fit. `written` has the values' schemas from a registry.
+    """Return the format that most values in the sample fit. `written` has the schemas that a registry has for the
+    topic.
 
-    Raises SpecError if no record has a value, or if the format can only be found with a registry that was not given.
+    Raises SpecError if no record has a value, if the format is not supported, or if it needs a registry that was not
+    given.
     """
     if written is not None and written.is_framed and written.type != "JSON":
         return _by_schema(sample, written)
@@ -39,7 +43,7 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
         return Encoding(JsonFormat(framing="confluent", registry=written.registry), ())
     if not values:
         raise SpecError(
-            f"the topic {sample.topic} has no record with a value to infer from: produce some, or write the file "
+            f"the topic {sample.topic} has no record with a value to infer from; produce some, or write the file "
             "by hand"
         )
     needed = MIN_SHARE * len(values)
@@ -60,8 +64,8 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
     ids = Counter(int.from_bytes(value[1:5]) for value in framed)
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
         raise SpecError(
-            f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): their "
-            "schema is in a registry, which does not have it or was not given. Give it by --registry"
+            f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): the "
+            "registry with their schema was not given, or does not have this id. Set it with --registry"
         )
     texts = [text for value in values if (text := _text(value)) is not None]
     if len(texts) >= needed:
@@ -70,15 +74,17 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
 
 
 def _by_schema(sample: Sample, written: Registered) -> Encoding:
+    """Return the encoding of values with a schema id. Raises SpecError unless their schemas are Avro."""
     if written.type != "AVRO":
         raise SpecError(
-            f"the schemas of {sample.topic} are of type {written.type}, which infer does not support: write the file "
+            f"the schemas of {sample.topic} are of type {written.type}, which infer does not support; write the file "
             "by hand"
         )
     return Encoding(AvroFormat(registry=written.registry), ())
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
+    """Parse a value as a JSON object; None if it is not one."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -87,12 +93,13 @@ def _object(value: bytes) -> dict[str, Any] | None:
 
 
 def _objects(value: bytes) -> list[dict[str, Any]] | None:
-    """Parse a value with one JSON object per line; None if any line is not an object."""
+    """Parse a value with one JSON object per line; None if a line is not an object."""
     found = [_object(line) for line in value.split(b"\n") if line.strip()]
     return [one for one in found if one is not None] if found and None not in found else None
 
 
 def _text(value: bytes) -> str | None:
+    """Decode a value as printable UTF-8 text; None if it is not."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -101,7 +108,9 @@ def _text(value: bytes) -> str | None:
 
 
 def _lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the strings as delimited lines. None unless most of them have the same number of fields, at least two."""
+    """Parse the texts as delimited lines; None unless more than 90% of them have the same number of fields, at least
+    two.
+    """
     for delimiter in _DELIMITERS:
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
@@ -116,7 +125,7 @@ def _lines(texts: Sequence[str]) -> Encoding | None:
 
 
 def _scalar(field: str) -> object:
-    """Convert a field to None, a boolean, an integer or a float if its text looks like one."""
+    """Convert a field to None, a boolean, an integer or a float if it looks like one."""
     if not field:
         return None
     if field.lower() in {"true", "false"}:

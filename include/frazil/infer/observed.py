@@ -1,4 +1,4 @@
-"""Collects statistics about the values of each field, record by record."""
+"""Collects statistics about the values of each field."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 from frazil.timetext import parse_moment
 
 MAX_DISTINCT = 5_000
+"""Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
-"""One odd string is ignored per this many strings: the column still gets the type that all others fit."""
+"""Per this many texts, one odd text is ignored: the column gets the type that all others fit."""
 MAX_DEPTH = 32
 """Values nested deeper than this are ignored."""
 
@@ -26,26 +27,32 @@ _PATTERNS = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
 }
+"""Patterns of the texts that fit each type."""
 
 
 @dataclass(slots=True)
 class Observed:
-    """Statistics about all values of one field. `kinds` counts values by JSON type: `int`, `text`, `object` etc."""
+    """Statistics about all values of one field."""
 
     kinds: Counter[str] = field(default_factory=Counter)
+    """Number of values by JSON type: `int`, `text`, `object` and so on."""
     lowest: int = 0
+    """Smallest integer; 0 without integers."""
     highest: int = 0
+    """Largest integer; 0 without integers."""
     shapes: Counter[str] = field(default_factory=Counter)
-    """Number of texts that could be converted to each type."""
+    """Number of texts that fit each type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """Map each type to the first text that does not fit it."""
+    """For each type, the first text that does not fit it."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
     """The earliest and the latest time among the texts."""
     digits: tuple[int, int] = (0, 0)
     """Maximum number of digits before and after the decimal point, among texts that are decimals."""
     fields: dict[str, Observed] = field(default_factory=dict)
+    """Statistics about each field of the values that are objects."""
     elements: Observed | None = None
+    """Statistics about the elements of the values that are arrays; None without arrays."""
 
     @property
     def present(self) -> int:
@@ -54,7 +61,7 @@ class Observed:
 
     @property
     def kind(self) -> str | None:
-        """The most frequent kind of the values; None if all values are null."""
+        """The most frequent JSON type of the values; None if all values are null."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
         if found["int"] and found["float"]:
             found["float"] += found.pop("int")
@@ -62,13 +69,13 @@ class Observed:
 
     @property
     def others(self) -> int:
-        """Number of values whose kind is not the most frequent one."""
+        """Number of values whose JSON type is not the most frequent one. Nulls are not counted."""
         of_kind = self.kinds["int"] + self.kinds["float"] if self.kind == "float" else self.kinds[self.kind or ""]
         return self.present - of_kind
 
     @property
     def shape(self) -> str | None:
-        """The type that all texts fit, except for a few odd texts; None if no such type exists."""
+        """The type that all texts fit, except for a few odd ones; None without such a type."""
         lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
@@ -79,6 +86,7 @@ class Observed:
         return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:
+        """Add one value, with its fields or elements, to the statistics."""
         match value:
             case None:
                 self.kinds["null"] += 1
@@ -130,6 +138,7 @@ def observe(records: Iterable[dict[str, Any]]) -> Observed:
 
 
 def _moment(text: str) -> datetime | None:
+    """Parse a time, in UTC if it has no zone; None if it is invalid."""
     try:
         moment = parse_moment(text)
     except ValueError:

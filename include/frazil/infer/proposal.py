@@ -1,4 +1,4 @@
-"""Writes the proposed declaration as YAML. Comments in it show the evidence."""
+"""Writes the proposed declaration as YAML. Its comments show what each proposal is based on."""
 
 from __future__ import annotations
 
@@ -30,32 +30,37 @@ from frazil.spec.load import validate_stream
 from frazil.spec.units import counted, rounded_bytes
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
-"""Minimum Parquet bytes per day for which hourly partitions are proposed, so that files are large enough."""
+"""Minimum Parquet bytes per day for which hourly partitions are proposed. Below it, their files would be too small."""
 MIN_DAILY_BYTES = 2**20
+"""Minimum Parquet bytes per day for which daily partitions are proposed; below it, they are monthly."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""A column with more distinct values than this is not proposed for sorting."""
+"""Maximum number of distinct values of a column that is proposed for sorting."""
 COMMITS_A_DAY = 1440
+"""Number of commits at the default interval of a minute."""
 TARGET_FILE_BYTES = 512 * 2**20
+"""Size of a compacted file."""
 KAFKA_TIME = "kafka_timestamp"
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
+"""Matches names that need no quotes in YAML, unless they are in `_WORDS`."""
 _WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+"""Words that YAML may read as booleans or null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The names that the user chose for the stream."""
+    """The names that the user chose for the stream, and its brokers."""
 
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """Written to the file only if given, because `_defaults.yaml` may contain it."""
+    """Brokers to write to the file; None if `_defaults.yaml` has them."""
 
 
 def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
-    """Return the declaration as YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
+    """Return a declaration in YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
 
-    Raises SpecError as `find_encoding` and `avro_columns` do, and RegistryUnavailable.
+    Raises RegistryUnavailable, and the SpecErrors of `find_encoding` and `avro_columns`.
     """
     encoding = find_encoding(sample, written)
     if (rows := derive_captured(sample, encoding)) is not None:
@@ -78,7 +83,7 @@ def proposal(sample: Sample, named: Named, written: Registered | None = None) ->
 
 
 def _without_wrapping(encoding: Encoding) -> Encoding:
-    """Return the payloads as the records if Kafka Connect wrapped most of them in `{schema, payload}`."""
+    """Replace the records by their payloads if Kafka Connect wrapped most of them in `{schema, payload}`."""
     if not isinstance(encoding.format, JsonFormat):
         return encoding
     inside = [payload for record in encoding.records if (payload := unwrapped(record)) is not record]
@@ -94,6 +99,7 @@ def _wrapping_remarks(encoding: Encoding) -> Iterator[str]:
 
 
 def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
+    """Return the file's text: comments about the sample and its dead letters, then the declaration."""
     rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
     head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
@@ -102,7 +108,7 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
 def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: CapturedTable) -> Iterator[str]:
     """Yield the lines of a declaration for captured changes.
 
-    No partitioning is proposed: if rows were partitioned by a time, an update could move a row to another partition.
+    Partitioning is not proposed: if a time partitioned the rows, an update could move a row to another partition.
     """
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
@@ -119,13 +125,14 @@ def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: CapturedTabl
 
 
 def _event_remarks(rows: CapturedTable) -> Iterator[str]:
-    yield "# These are Debezium's events: the table gets their rows, by mode: upsert with envelope: debezium."
+    yield "# These are Debezium's events. With mode: upsert and envelope: debezium, the table has the source table's rows."
     yield '# See "Capture changes of a database". Declare dates and times as such, although they arrive as numbers.'
     if rows.order_by is None:
-        yield "# No event has a position in the source's log: of repeated events, the last one in Kafka wins."
+        yield "# Not all events have a position in the source's log, so the last event in Kafka wins."
 
 
 def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> tuple[Column, ...]:
+    """Return the proposed columns, from a registry's schemas if it has them, and from the sampled values."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
         return _with_units(avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
@@ -142,9 +149,9 @@ def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> 
 
 
 def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
-    """Complete the columns of an Avro schema from sampled values.
+    """Complete the columns of an Avro schema with what the sampled values show.
 
-    The values show which numbers are times, and how many distinct values a column has.
+    The values show which numbers and texts are times, and how many distinct values a column has.
     """
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:
@@ -171,6 +178,7 @@ def _with_unit(column: Column, seen: Column | None) -> Column:
 
 
 def _registry_remarks(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
+    """Yield comments on the schemas that the registry has, and on Debezium's events among them."""
     if {column.name for column in columns} >= ENVELOPE:
         yield (
             "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "
@@ -179,9 +187,9 @@ def _registry_remarks(topic: str, written: Registered | None, columns: Sequence[
         yield '# see "Capture changes of a database".'
     if written is not None:
         count_of = counted(len(written.schemas), "schema")
-        yield f"# Its columns are those of {count_of} ({written.type}) of {topic}-value and of the sample's ids."
+        yield f"# The columns come from {count_of} ({written.type}): those of {topic}-value and of the sample's ids."
         if written.unknown:
-            yield f"# The registry does not have these ids of the sample: {', '.join(map(str, written.unknown[:8]))}."
+            yield f"# The registry does not have these schema ids of the sample: {', '.join(map(str, written.unknown[:8]))}."
 
 
 def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
@@ -195,6 +203,7 @@ def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Ite
 
 
 def _sizes(sample: Sample) -> Iterator[str]:
+    """Yield comments on the volume per day: records, bytes and files."""
     rate = sample.records_a_day
     if rate is None:
         yield "# The daily volume is unknown: Kafka's timestamps span less than a minute."
@@ -210,10 +219,12 @@ def _sizes(sample: Sample) -> Iterator[str]:
 
 
 def _record_bytes(sample: Sample) -> float:
+    """Return the average size of a sampled value in bytes."""
     return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
 
 
 def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelope: bool = False) -> Iterator[str]:
+    """Yield the lines of `source`."""
     yield "source:"
     if named.bootstrap_servers:
         yield f"  bootstrap-servers: {_quoted(named.bootstrap_servers)}"
@@ -236,6 +247,7 @@ def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelop
 
 
 def _column_line(column: Column) -> str:
+    """Return the line of a column; a comment if the field cannot be a column."""
     name = _as_yaml(column.name)
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
@@ -250,6 +262,7 @@ def _column_line(column: Column) -> str:
 
 
 def _event_time(times: Sequence[Column]) -> Iterator[str]:
+    """Yield the line with the event time, and the other columns that may be it as a comment."""
     if not times:
         yield f"event-time: {KAFKA_TIME}    # no field is a time"
         return
@@ -259,6 +272,7 @@ def _event_time(times: Sequence[Column]) -> Iterator[str]:
 
 
 def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Iterator[str]:
+    """Yield the lines with partitioning and sort order; none if the event time's name needs quotes."""
     if not _is_plain(event_time):
         return
     rate = sample.records_a_day
@@ -276,7 +290,7 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
     texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
     by = [column.name for column in (texts or often)[:1]]
     why = (
-        f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries that name one skip most row groups"
+        f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries for one value skip most row groups"
         if by
         else ""
     )
@@ -284,23 +298,28 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
 
 
 def _as_yaml(name: str) -> str:
+    """Return a name as in YAML, quoted if necessary."""
     return name if _is_plain(name) else _quoted(name)
 
 
 def _quoted(text: str) -> str:
-    """Quote a string for both YAML and JSON. Characters are not escaped: YAML does not join escaped surrogate pairs."""
+    """Quote a string for YAML and JSON. Other characters are not escaped, because YAML does not join escaped surrogate
+    pairs.
+    """
     return json.dumps(text, ensure_ascii=False)
 
 
 def _is_plain(name: str) -> bool:
+    """Return whether YAML and partition terms can contain the name without quotes."""
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _WORDS
 
 
 _ANY_BROKER = "localhost:9092"
+"""Placeholder for the brokers, which decoding does not use."""
 
 
 def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sampled records that would become dead letters, per error class. Tombstones are included.
+    """Count the sampled records that would become dead letters, by error class. Tombstones count too.
 
     Raises RegistryUnavailable.
     """
@@ -308,7 +327,7 @@ def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
 
 
 def decode_sample(declared: Mapping[str, Any], sample: Sample) -> Decoded:
-    """Decode the sample's records as a stream with this declaration would. Raises RegistryUnavailable."""
+    """Decode the sampled values as a stream with this declaration would. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.schema(spec)

@@ -1,4 +1,4 @@
-"""Derives columns from the schemas of a topic in a schema registry."""
+"""Derives columns from the schemas that a schema registry has for a topic."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
+"""Bytes in front of a value: a zero byte, and the schema id."""
 MAX_IDS = 50
-"""Maximum number of schema ids requested for a sample; the most frequent are requested first.
+"""Maximum number of schema ids requested for a sample, the most frequent ones.
 
-The limit matters for records without a schema id, whose first bytes look like many different ids.
+The limit matters for records without a schema id, because their first bytes look like many different ids.
 """
 _MAX_PARTS = 10_000
-"""Maximum number of parts read from a JSON Schema. Repeated references can multiply the parts exponentially."""
+"""Maximum number of parts read from a JSON Schema. Nested references can multiply the parts exponentially."""
 _TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
+"""Types of strings with a `format` in JSON Schema."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The schemas of a topic's values in a registry."""
+    """The schemas that a registry has for a topic's values."""
 
     registry: Registry
     schemas: tuple[SchemaText, ...]
-    """Schemas, all of the same type. The newest version of `<topic>-value`, if it exists, comes first."""
+    """Schemas of one type. The newest version of `<topic>-value` comes first, if it exists."""
     is_framed: bool
-    """Whether most of the sample's values begin with a schema id. True also if the sample has no values."""
+    """Whether most sampled values begin with a schema id; also true if the sample has no values."""
     unknown: tuple[int, ...] = ()
     """Schema ids in the sample that the registry does not have."""
 
@@ -49,10 +51,10 @@ class Registered:
 
 
 def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
-    """Fetch the newest version of `<topic>-value`, and the schemas whose ids are in the sample.
+    """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample.
 
-    Returns None if the registry does not have any of them. Raises RegistryUnavailable, and SpecError if they have
-    different types.
+    Returns None if the registry has none of them. Raises RegistryUnavailable, and SpecError if they have different
+    types.
     """
     values = [record.value for record in sample.records if record.value]
     framed = [value for value in values if value[0] == 0 and len(value) > FRAME_BYTES]
@@ -72,20 +74,20 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
     if len(types := {schema.type for schema in found}) > 1:
         raise SpecError(
             f"the registry has schemas of several types for {sample.topic}: {', '.join(sorted(types))}. A stream has "
-            "one format: declare it by hand"
+            "one format, so write the declaration by hand"
         )
     return Registered(declared, tuple(found), is_framed, tuple(unknown))
 
 
 def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
-    """Return a column for each field of these schemas. Raises SpecError if a schema is not an Avro record."""
+    """Return a column for each field of Avro schemas. Raises SpecError if a schema is not a record."""
     return _columns([_avro_fields(schema) for schema in schemas])
 
 
 def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
-    """Return a column for each property of the JSON Schemas, and for each field that only the sample has.
+    """Return a column for each property of JSON Schemas, and for each field that only the sample has.
 
-    The sample shows which numbers and strings are times, and in which unit. A JSON Schema does not.
+    The sample shows which numbers and strings are times, and in which unit; a JSON Schema does not.
     """
     by_name = {column.name: column for column in sampled}
     written = _columns([_json_fields(schema) for schema in schemas])
@@ -99,6 +101,7 @@ def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tu
 
 
 def _with_sample(column: Column, sampled: Column | None) -> Column:
+    """Complete a column of the schema with what the sample shows: times, units, and types that the schema omits."""
     if sampled is None or sampled.type is None:
         return column
     typed = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
@@ -115,20 +118,24 @@ def _with_sample(column: Column, sampled: Column | None) -> Column:
 
 
 def _join_remarks(remark: str, more: str) -> str:
+    """Append a remark to another, which may be empty."""
     return f"{remark}; {more}" if remark else more
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
+    """The type of a schema's field, and whether the field is required."""
+
     found_type: FoundType
     required: bool
 
 
 _NO_TYPE = "no type is known"
+"""Remark on a column whose type the schemas do not show."""
 
 
 def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
-    """Merge the fields of all schemas into columns; the fields of the first schema come first.
+    """Merge the fields of all schemas to columns. The fields of the first schema come first.
 
     A column is required if every schema has its field and requires it.
     """
@@ -147,7 +154,7 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
         kind = _text(found_type)
         remark = "" if found_type is not None else _NO_TYPE
         if kind is None:
-            remark = "no column of one type can hold what the schemas allow"
+            remark = "no column type can store all values that the schemas allow"
         elif len(having) < len(schemas):
             remark = _join_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
@@ -158,9 +165,9 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
 
 
 def _text(found_type: FoundType) -> str | None:
-    """Return the type as a declaration writes it; None if no column type fits.
+    """Return the type as in a declaration; None if no column type fits.
 
-    Struct fields that no column type fits are omitted.
+    Fields of a struct that no type fits are omitted.
     """
     match found_type:
         case None:
@@ -178,14 +185,13 @@ def _text(found_type: FoundType) -> str | None:
 
 
 def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
+    """Return the fields of an Avro record's schema by name. Raises SpecError."""
     try:
         written = parsed(schema.text, [text for _, text in schema.references])
     except UnreadableSchema as error:
         raise SpecError(f"the registry's schema is not a valid Avro schema: {error}") from None
     if written.kind != "record":
-        raise SpecError(
-            f"the registry's schema is not a record, but {written}: a stream's columns are a record's fields"
-        )
+        raise SpecError(f"the registry's schema is {written}, but must be a record, whose fields become columns")
     parts = zip(written.fields, written.parts, strict=True)
     return {
         names[0]: _Field(column_type_of(part) if few_parts(part) else MIXED, not _is_nullable(part))
@@ -194,6 +200,7 @@ def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 def _is_nullable(written: AvroType) -> bool:
+    """Return whether an Avro type allows null."""
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
 
 
@@ -203,7 +210,7 @@ def _json_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 class _JsonSchema:
-    """Reads the properties of an object, and their types, from a JSON Schema."""
+    """Reads an object's properties and their types from a JSON Schema."""
 
     def __init__(self, schema: SchemaText) -> None:
         """Parse the schema. Raises SpecError if the text is not JSON."""
@@ -216,12 +223,14 @@ class _JsonSchema:
         self._inside: set[int] = set()
 
     def fields(self) -> Iterator[tuple[str, _Field]]:
+        """Yield the name and the type of each property of the root object."""
         root = self._resolve_reference(self._root, self._root)
         self._inside.add(id(root[0]))
         for name, (found_type, nullable) in self._properties(*root, depth=0).items():
             yield name, _Field(found_type, not nullable and name in _names(root[0].get("required")))
 
     def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[FoundType, bool]]:
+        """Return the type of each property, and whether it may be null."""
         found = {}
         for part in [*_dicts(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
@@ -231,7 +240,9 @@ class _JsonSchema:
         return found
 
     def _type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
-        """Return a value's type, and whether the value may be null. A recursive type is MIXED."""
+        """Return a value's type, and whether the value may be null. The type is MIXED if it is recursive or too
+        large.
+        """
         node, document = self._resolve_reference(node, document)
         self._read += 1
         if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
@@ -245,6 +256,7 @@ class _JsonSchema:
     def _type_of(  # noqa: PLR0911 - a table
         self, node: Mapping[str, Any], document: Any, depth: int
     ) -> tuple[FoundType, bool]:
+        """Like `_type`, for a node whose references are resolved."""
         if choices := [*_dicts(node.get("oneOf")), *_dicts(node.get("anyOf"))]:
             return self._choice([self._type(choice, document, depth + 1) for choice in choices])
         kinds = node.get("type")
@@ -272,13 +284,14 @@ class _JsonSchema:
         return self._choice([(type_of_value(value), value is None) for value in constants])
 
     def _choice(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
+        """Merge the types of alternatives. The value may be null if one alternative may."""
         found_type: FoundType = None
         for other, _ in choices:
             found_type = merged(found_type, other)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
-        """Resolve a node's `$ref`. Returns the target and its document; the target is empty if it is not found."""
+        """Resolve a node's `$ref`. Return the target and its document; the target is empty if it does not exist."""
         for _ in range(DEEPEST):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break

@@ -12,8 +12,9 @@ class Record:
     value: bytes | None
     key: bytes | None = None
     timestamp_ms: int = -1
+    """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
     headers: tuple[str, ...] = ()
-    """The names of the record's headers."""
+    """Names of the record's headers."""
 
 
 @dataclass(frozen=True, slots=True)

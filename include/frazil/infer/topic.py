@@ -11,10 +11,11 @@ from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaOffsets
 
 UNREACHABLE_S = 10.0
+"""Seconds without a reachable broker after which reading fails."""
 
 
 def sample_of(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
-    """Read about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
+    """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
     with KafkaOffsets(properties, [topic]) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)

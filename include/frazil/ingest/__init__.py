@@ -1,4 +1,5 @@
-"""Code that runs on executors: reads offset ranges of Kafka into Arrow tables, and writes them to staged Parquet files.
+"""Code that runs on executors. It reads offset ranges from Kafka into Arrow tables, and writes these to staged Parquet
+files.
 
 The driver adds the files to a table later.
 """

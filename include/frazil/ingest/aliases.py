@@ -22,11 +22,11 @@ FIRST_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
 Make = Callable[[Schema, Mapping[int, Unit]], Decoder]
-"""Makes a decoder for a schema. The mapping has the encoding of a column's values by its field id."""
+"""Creates a decoder for a schema. The mapping says how each column's values are encoded, by field id."""
 
 
 def aliased(make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]) -> Decoder:
-    """Return a decoder that also fills columns from alias fields.
+    """Create a decoder that also fills columns from alias fields.
 
     `aliases` maps the name of a record's field to the field id of the column that it fills.
     """
@@ -98,14 +98,14 @@ class AliasedDecoder:
         )
 
     def _of_columns(self, decoded: Decoded) -> SchemaDrift:
-        """Return the drift in which the casts of alias fields count for the columns that these fill."""
+        """Return the drift, with the casts of alias fields counted for the columns that these fields fill."""
         cast: Counter[str] = Counter()
         for name, count in decoded.drift.cast.items():
             cast[self._columns.get(name, name)] += count
         return dataclasses.replace(decoded.drift, cast=dict(cast))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Update the lists of columns that a change omits (`_frazil_kept`) after the aliases are merged.
+        """Return the rows with updated lists of omitted columns (`_frazil_kept`), after the aliases were merged.
 
         The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
         """
@@ -124,6 +124,7 @@ class AliasedDecoder:
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
     def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
+        """Return the values of a column. Where they are null, alias fields fill them."""
         column = rows.column(field.name)
         for name in self._others.get(field.name, ()):
             column = filled_with(column, rows.column(name))

@@ -18,7 +18,7 @@ from frazil.ingest.headers import header_column
 
 
 def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
-    """Return the schema without the columns that record keys and headers fill (`beside`)."""
+    """Return the schema without the columns in `beside`, which record keys and headers fill."""
     return Schema(*(f for f in schema.fields if f.name not in beside), schema_id=schema.schema_id)
 
 
@@ -26,12 +26,16 @@ class BesideValue:
     """Adds the columns that are filled from record keys and headers to the decoded rows."""
 
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to a header's name; None is the key."""
+        """`schema` has all columns that a record fills. `beside` maps a column to the header that fills it; None is the
+        record's key.
+        """
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Add the key and header columns to the rows. Rejects records whose key or header does not fit its column."""
+        """Return the rows with the key and header columns. Records whose key or header does not fit its column are
+        rejected.
+        """
         if not self._fields:
             return decoded
         columns: dict[str, BinaryColumn] = {}

@@ -16,7 +16,7 @@ from frazil.ingest.formats.json.scan import utf8_length
 Kind = TypeVar("Kind", bound=np.generic)
 
 _BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
-"""Eight bytes as one integer. Each has only its highest bit set, which ASCII bytes do not have."""
+"""Mask of the highest bit of each of eight bytes. None of these bits is set in ASCII text."""
 
 
 @compiled
@@ -27,7 +27,7 @@ def gather(
     offsets: NDArray[np.int64],
     to: NDArray[np.uint8],
 ) -> None:
-    """Copy value i from `data` to `to`, starting at `offsets[i]`."""
+    """Copy each value i from `data` to `to`, where it starts at `offsets[i]`."""
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
@@ -37,7 +37,7 @@ def gather(
 def find_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Write the position of each value's first invalid UTF-8 byte to `found`, or -1 if the value is valid.
+    """Write the position of each value's first invalid UTF-8 byte to `found`; -1 for a valid value.
 
     A newline must follow each value.
     """
@@ -78,9 +78,9 @@ def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
 
 
 def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
-    """Map the index of each value that does not fit the `string` or `binary` column to an error class and text.
+    """Map the index of each value that does not fit the `string` or `binary` column to its error class and error text.
 
-    `what` is the part of the record that the text names, such as "key".
+    `what` names the values in the text, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
@@ -95,11 +95,12 @@ def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int
 
 
 def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Return data, starts and lengths as contiguous, read-only arrays. The loops are compiled for these types only."""
+    """Return data, starts and lengths as contiguous, read-only arrays, the types that the loops are compiled for."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
 
 def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
+    """Return a contiguous, read-only view of the array; of a copy if it is not contiguous."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

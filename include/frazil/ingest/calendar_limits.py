@@ -18,7 +18,7 @@ _OUTSIDE = "outside the years 1 to 9999"
 
 
 class Beyond(NamedTuple):
-    """A date or time outside the range."""
+    """A date or time outside the range. `number` is in days or microseconds (`unit`) since 1970."""
 
     path: tuple[str, ...]
     """Names of the fields that lead to the value. A list entry is named `element`, a map entry `key` or `value`."""
@@ -32,7 +32,9 @@ class Beyond(NamedTuple):
 
 
 def out_of_range(rows: pa.Table) -> dict[int, Beyond]:
-    """Map each row to its first date or timestamp outside the years 1 to 9999 (UTC), at any depth. Omits other rows."""
+    """Map row indexes to the row's first date or timestamp outside the years 1 to 9999 (UTC), at any depth. Other rows
+    are omitted.
+    """
     found: dict[int, Beyond] = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if _has_moments(field.type) and _beyond(chunk := column.combine_chunks()):
@@ -53,6 +55,7 @@ def _has_moments(kind: pa.DataType) -> bool:
 
 
 def _limits(kind: pa.DataType) -> tuple[int, int] | None:
+    """Return the smallest and largest valid value of a date or timestamp type; None for other types."""
     if pa.types.is_timestamp(kind):
         return MICROSECONDS
     return DAYS if pa.types.is_date32(kind) else None
@@ -61,7 +64,7 @@ def _limits(kind: pa.DataType) -> tuple[int, int] | None:
 def _beyond(array: pa.Array) -> bool:
     """Return whether any value may be outside the range. The values behind nulls are checked, too.
 
-    This check is cheap. If it returns False, as for most chunks, `_entries` need not search the values.
+    This check is cheap. If it returns False, as for most chunks, `_find_values` need not search the values.
     """
     if limits := _limits(array.type):
         ends = pc.min_max(_numbers(array)).as_py()
@@ -79,6 +82,7 @@ def _parts(array: pa.Array) -> list[pa.Array]:
 
 
 def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
+    """Map the index of an entry to its first value outside the range, at any depth."""
     kind = array.type
     if not _has_moments(kind):
         return {}
@@ -104,7 +108,7 @@ def _entries(array: pa.Array, path: tuple[str, ...]) -> dict[int, Beyond]:
 
 
 def _enclosing(array: pa.Array) -> NDArray[np.int64]:
-    """Map each value of the child array to the index of the list or map that contains it; -1 if none does."""
+    """Return, for each value of the child array, the index of the list or map that contains it; -1 if none does."""
     found = np.full(len(_parts(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():

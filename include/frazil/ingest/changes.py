@@ -1,4 +1,4 @@
-"""Finds out whether a record of an upsert stream updates or deletes a row, and adds this to the rows as columns."""
+"""Adds columns to the rows of an upsert stream that tell whether each record updates or deletes its row."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import Decoded, Decoder, Rejection
 
 CHANGE = "_frazil_change"
-"""Column with the kind of change, an int: `UPSERT` or `DELETE`."""
+"""Name of the column with the kind of change, an int: `UPSERT` or `DELETE`."""
 KEPT = "_frazil_kept"
-"""Column with the field ids (list of int) of the columns that the change omits; null or empty for most changes.
+"""Name of the column that lists the field ids of the columns that a change omits; null or empty for most changes.
 
-An updated row keeps its values in these columns. An inserted row has null there.
+An update keeps the row's values in the omitted columns. An insert stores null in them.
 """
 UPSERT, DELETE = 0, 1
 CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
@@ -41,7 +41,7 @@ _COORDINATES = (
 def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
     """Return the columns of a change file: the table's columns, the record's coordinates, and `CHANGE_COLUMNS`.
 
-    Only the key's columns stay required.
+    Of the table's columns, only those of the key stay required.
     """
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
@@ -53,12 +53,12 @@ class ChangeReader:
     """Distinguishes deletes from upserts. An upsert needs all required columns; a delete needs only its key."""
 
     def __init__(self, rules: ChangeRules, keys: Decoder | None = None) -> None:
-        """`keys` decodes the keys of records without a value; None if record keys have no fields."""
+        """`keys` decodes the record keys of tombstones; None if record keys have no fields."""
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Turn tombstones (records without a value) into rows that have only the key, if tombstones delete rows."""
+        """Add a row that has only the key for each tombstone (a record without a value), if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
@@ -68,7 +68,7 @@ class ChangeReader:
         rest = [r for r in decoded.rejections if not absent[r.index]]
         tombstones = Decoded(pa.table({}), gone)
         if self._keys is not None:
-            tombstones = self._keys(Chunk.of_column(chunk.keys.take(gone))).moved(gone)
+            tombstones = self._keys(Chunk.of_column(chunk.keys.take(gone))).with_indexes(gone)
         columns = [
             tombstones.rows.column(f.name)
             if f.name in tombstones.rows.column_names
@@ -80,7 +80,7 @@ class ChangeReader:
         return Decoded(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
-        """Add the columns in `CHANGE_COLUMNS` to the rows. Upserts without a required value are rejected."""
+        """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = self._envelope_delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
@@ -118,19 +118,19 @@ class ChangeReader:
 
 
 def as_dead_letters(decoded: Decoded, records: int) -> Decoded:
-    """Reject the replayed records that change no row: they must stay dead letters."""
+    """Reject the replayed records that do not change a row, so that they stay dead letters."""
     return rejecting(decoded, np.flatnonzero(decoded.neither(records)))
 
 
 def rejecting(decoded: Decoded, unchanging: NDArray[np.int64]) -> Decoded:
-    """Reject the records at these indexes, because they change no row."""
-    text = "the record changes no row, and the writer skips such records: discard this dead letter"
+    """Reject the records at these indexes, because they do not change a row."""
+    text = "the record does not change a row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
 def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:
-    """Add the decoder's `CHANGE_COLUMNS`, if it has any, to the rows."""
+    """Return `rows` with the `CHANGE_COLUMNS` of `decoded`, if it has any."""
     for name in CHANGE_COLUMNS & set(decoded.column_names):
         rows = rows.append_column(name, decoded.column(name))
     return rows

@@ -25,7 +25,9 @@ class Chunk:
     timestamps_ms: NDArray[np.int64]
     """Kafka timestamps in milliseconds since the epoch; -1 for a record without one."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """Headers, packed by `frazil.ingest.headers`. A record without headers has null; None if no record has headers."""
+    """Packed headers (`frazil.ingest.headers`); null for a record without any. The column is None if no record has
+    headers.
+    """
     target: str = field(default="main", kw_only=True)
     """The table whose schema is used to decode the records."""
 
@@ -36,7 +38,7 @@ class Chunk:
 
     @classmethod
     def of_column(cls, values: BinaryColumn) -> Chunk:
-        """Like `of_values`, but from a `BinaryColumn`."""
+        """Create a chunk from a column of values, like `of_values`."""
         count = len(values)
         return Chunk(
             values,
@@ -57,7 +59,7 @@ class Chunk:
         }
         return dataclasses.replace(self, **parts)
 
-    def part(self, places: NDArray[np.int64], target: str) -> Chunk:
+    def select(self, places: NDArray[np.int64], target: str) -> Chunk:
         """Return the records at these positions, to be decoded with the schema of `target`."""
         return Chunk(
             self.values.take(places),

@@ -108,10 +108,10 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
             return None
 
     def save_overload(self, sig: Any, cres: Any) -> None:
-        global _notice  # noqa: PLW0603 - see `_warn`
+        global _notice  # noqa: PLW0603 - as in `_warn_uncached`
         _notice = _notice or (
-            "the loops over records had to be compiled while a batch waited: some seconds of CPU, once for each user, "
-            "host and version; `python -m frazil.ingest.precompile` compiles them beforehand"
+            "the loops over records had to be compiled while a batch waited, which takes seconds of CPU once per user, "
+            "host and version. To compile them beforehand, run `python -m frazil.ingest.precompile`"
         )
         try:
             if (folder := code_folder()) is not None:
@@ -180,7 +180,9 @@ def code_folder() -> Path | None:
 
 
 def _prefix_folder() -> Path | None:
-    """Return the folder below Python's prefix for these sources' digest; None if it does not exist."""
+    """Return the folder of this digest below Python's prefix, created if `PREFIX_FOLDER` exists; None if there is no
+    such folder.
+    """
     base = Path(sys.prefix) / KEPT_WITH_PYTHON
     folder = base / _DIGEST
     if base.is_dir():
@@ -190,7 +192,9 @@ def _prefix_folder() -> Path | None:
 
 
 def _remove_old(base: Path) -> None:
-    """Remove the folders to which no code was added for `MAX_UNUSED_S` seconds. They belong to other versions."""
+    """Remove the folders to which no code was added for `MAX_UNUSED_S` seconds. They belong to other versions of frazil
+    or Numba.
+    """
     for folder in base.iterdir():
         with suppress(OSError):  # another process removes it
             if time.time() - folder.stat().st_mtime > MAX_UNUSED_S:
@@ -198,11 +202,11 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_own(folder: Path) -> None:
-    """Raise PermissionError if other users can write to the folder: code is loaded from it."""
+    """Raise PermissionError if another user owns the folder or can write to it: code is loaded from it."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
-        raise PermissionError(f"{folder} can be written by others; `chmod go-w {folder}` as its owner")
+        raise PermissionError(f"another user owns {folder} or can write to it; run `chmod go-w {folder}` as its owner")
 
 
 def _is_private(group: int) -> bool:
@@ -245,8 +249,8 @@ def _save_lock(folder: Path) -> Iterator[None]:
 def _warn_uncached(reason: object) -> None:
     global _notice, _warned  # noqa: PLW0603 - set once per process
     _notice = (
-        "compiled code cannot be cached, and each Python process that reads records spends seconds of CPU to compile "
-        f"it: {reason}. Set XDG_CACHE_HOME of writer and executors to a folder that their user can write to"
+        "compiled code cannot be cached, so each Python process that reads records spends seconds of CPU to compile "
+        f"it: {reason}. Set XDG_CACHE_HOME for the writer and its executors to a folder that their user can write to"
     )
     if not _warned:
         log.warning("compiled code cannot be cached, and each process compiles its own: %s", reason)
@@ -303,9 +307,9 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
-    """Call the C function `int f(void *, size_t, void **, void **, size_t *)` at an address.
+    """Call the C function `int f(void *, size_t, void **, void **, size_t *)` at an address, and return its result.
 
-    The function writes its three results as int64 to the address `to`.
+    The function stores its three outputs as int64 at the address `to`.
     """
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
@@ -320,7 +324,7 @@ def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: ty
 
 @intrinsic  # type: ignore[untyped-decorator]
 def load8(_: Any, address: types.Integer) -> Any:
-    """Load the byte at an address."""
+    """Load the uint8 at an address."""
     return types.uint8(types.int64), _load(8)
 
 

@@ -15,7 +15,7 @@ from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 
 Target = str
-"""A table that a batch writes: "main", "dead-letters", or the identifier (with a dot) of a routed table."""
+"""A table that a batch writes to: "main", "dead-letters", or the identifier (with a dot) of a routed table."""
 
 
 def is_routed(target: Target) -> bool:
@@ -47,7 +47,7 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """The offset ranges that one Spark task reads. Several Kafka partitions may share a task, and so a file."""
+    """The offset ranges that one Spark task reads. A task may read several Kafka partitions into one file."""
 
     index: int
     ranges: tuple[OffsetRange, ...]
@@ -79,7 +79,7 @@ class RecordFile:
 class TargetTable:
     """A table to write files for, with its metadata at the beginning of the batch.
 
-    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. `folder` is used by this batch only:
+    `schema_json`, `spec_json` and `sort_order_json` use Iceberg's JSON. Only this batch uses `folder`:
     `<data>/<stream>/<epoch>/<batch>`, without a trailing slash.
     """
 
@@ -97,11 +97,14 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are shuffled among as many writers as the batch has tasks; see `frazil.ingest.shuffle`."""
+    """How a batch's rows are distributed over shuffle writers; there are as many as the batch has tasks. See
+    `frazil.ingest.shuffle`.
+    """
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """Map a partition to its writers, each with the end of its share of `[0, 1)`; the last end is 1.
+    """Map a partition to its shuffle writers. Each has the end of its share of the interval `[0, 1)`; the last end is
+    1.
 
     A partition that is not in the map gets one writer.
     """
@@ -109,7 +112,7 @@ class Shuffle:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """Rules by which records change the table of an upsert stream. Columns have the table's names."""
+    """How the records of an upsert stream change its table. Columns have the table's names."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -119,12 +122,12 @@ class ChangeRules:
     tombstones: bool = False
     """Whether a record without a value (a tombstone) deletes the row with its key."""
     key_fields: tuple[str, ...] = ()
-    """Key columns that are filled from fields of a tombstone's key; empty if the whole record key fills one column."""
+    """Key columns that fields of a tombstone's key fill; empty if the whole record key fills one column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Destinations:
-    """Assigns rows to the tables of a routed stream; see `frazil.ingest.destinations`."""
+    """How the rows of a routed stream are assigned to tables; see `frazil.ingest.destinations`."""
 
     by: Literal["topic", "field", "header"]
     name: str
@@ -132,7 +135,9 @@ class Destinations:
     targets: Mapping[str, Target]
     """Map a value to its target. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. If `makes` is false, this is also true of unknown values."""
+    """Whether rows without a value go to the main table. If `makes` is false, rows with an unknown value go there,
+    too.
+    """
     makes: bool = False
     """Whether tables may be created for unknown values. If so, tasks report these values."""
     allow: tuple[str, ...] = ()
@@ -140,7 +145,7 @@ class Destinations:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Map each value for which no table is created to the reason."""
     full: str = ""
-    """Why no more tables can be created; empty if more can."""
+    """Why no more tables can be created; empty if more can be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class TransformedColumn:
     name: str
     expression: str
     declared: str
-    """The expression as declared. In `expression`, columns replace the rows of UNNEST."""
+    """The expression as declared. `expression` has a column instead of each UNNEST."""
     reads: tuple[str, ...]
     """The fields that the expression reads."""
     fails: str
@@ -164,7 +169,7 @@ class Transform:
     records_json: str
     """The fields of a record: an Iceberg schema in JSON."""
     alias: str
-    """The name of the records in the expressions."""
+    """The name by which the expressions refer to a record."""
     columns: tuple[TransformedColumn, ...]
     where: tuple[str, ...] = ()
     """Conditions that a record must meet; other records are dropped."""
@@ -172,10 +177,10 @@ class Transform:
     unnested: tuple[str, ...] = ()
     """The lists whose elements become rows."""
     suspicions: tuple[str, ...] = ()
-    """Conditions that select the records for which a cast or division may fail. They only save time."""
+    """SQL conditions that are true for records for which a cast or division may fail. They only save time."""
 
     @classmethod
-    def from_named(cls, value: Mapping[str, Any]) -> Transform:
+    def from_dict(cls, value: Mapping[str, Any]) -> Transform:
         return cls(**{**value, "columns": tuple(TransformedColumn(**column) for column in value["columns"])})
 
 
@@ -206,12 +211,12 @@ class StageContext:
     window_us: int | None = None
     """Length (us) of an event-time window; None if the stream has no windows, so rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that already are dead letters, as serialised `pyroaring.BitMap64`.
+    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`.
 
     These records count as rejected and are written to no table, even if they could be decoded now.
     """
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Offset per topic-partition. An operator accepted the rejected records before it.
+    """Map a topic-partition to an offset. An operator accepted the rejected records before this offset.
 
     These records do not count for the circuit breaker.
     """
@@ -244,13 +249,15 @@ class StageContext:
     With a transform, `units` and `beside_value` name fields of the record, not columns of the table.
     """
 
-    def named(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return a dict of all fields. It has only built-in types, so that other versions of this class can read it."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_named(cls, value: Mapping[str, Any]) -> StageContext:
-        """Create a context from the result of `named`. Raises TypeError or KeyError for an unknown or missing field."""
+    def from_dict(cls, value: Mapping[str, Any]) -> StageContext:
+        """Create a context from the result of `to_dict`. Raises TypeError or KeyError for an unknown or missing
+        field.
+        """
         files = tuple(
             RecordFile(**{**file, "ranges": tuple(OffsetRange(**r) for r in file["ranges"])}) for file in value["files"]
         )
@@ -258,7 +265,7 @@ class StageContext:
         shuffle = Shuffle(**value["shuffle"]) if value["shuffle"] else None
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
-        transform = Transform.from_named(value["transform"]) if value["transform"] else None
+        transform = Transform.from_dict(value["transform"]) if value["transform"] else None
         made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform}
         return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
@@ -303,7 +310,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One Parquet file that is not yet part of a table, with everything that a manifest entry needs.
+    """A Parquet file that is not yet part of a table, with everything that a manifest entry needs.
 
     Bounds and `partition` (one value per partition field) are Iceberg single-value serialisations in base64.
     """
@@ -341,7 +348,7 @@ class StagedFile:
         """
         content = value.get("content", "data")
         if content not in get_args(Content):
-            raise ValueError(f"{value['path']} holds {content!r}, which this version of frazil cannot commit")
+            raise ValueError(f"{value['path']} has the content {content!r}, which this version of frazil cannot commit")
         fixed: dict[str, Any] = {
             k: {int(i): x for i, x in v.items()} if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v
             for k, v in value.items()
@@ -353,7 +360,7 @@ class StagedFile:
 class RangeProgress:
     """Result of one offset range. `records` counts the records that became rows.
 
-    `rejected` counts the records that are dead letters, including those that already were.
+    `rejected` counts the records that are dead letters, including those that were dead letters before.
     """
 
     topic: str
@@ -415,17 +422,19 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
+    """What one task staged: its files, and the progress of its offset ranges."""
+
     files: tuple[StagedFile, ...]
     progress: tuple[RangeProgress, ...]
     windows: Mapping[int, int] | None = None
     """Row counts by window start (microseconds since the epoch); None if windows are not counted."""
     notices: tuple[str, ...] = ()
-    """Notices for operators about how the task ran; see `NoticeGiven`."""
+    """Notices for operators about how the task ran; see `frazil.events.NoticeGiven`."""
     rejects: Rejects = Rejects()
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """Map a target to the new fields and types in its records; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of change events that change no row, such as heartbeats. Records without a value are not counted.
+    """Number of change events that do not change a row, such as heartbeats. Records without a value are not counted.
 
     Deletes are counted if the route has no table for their value.
     """

@@ -40,8 +40,10 @@ class Coordinates:
         self._topics = pa.array([r.topic for r in ranges], pa.large_string())
         self._partitions = np.array([r.partition for r in ranges], np.int32)
 
-    def complete(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
-        """Add coordinates to `rows`, in the table's column order. Row i comes from record `kept[i]` of the chunk."""
+    def add_to(self, rows: pa.Table, chunk: Chunk, kept: NDArray[np.int64]) -> pa.Table:
+        """Return `rows` with coordinates, in the table's column order. Row i comes from record `kept[i]` of the
+        chunk.
+        """
         if not self._wanted:
             return rows
         whole = len(kept) == len(chunk) and bool((kept == np.arange(len(chunk))).all())
@@ -56,8 +58,10 @@ class Coordinates:
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
-        """Map each row whose Kafka timestamp the column `kafka_timestamp` cannot hold to an error text."""
+    def find_out_of_range(self, chunk: Chunk, kept: NDArray[np.int64]) -> dict[int, str]:
+        """Map the index of each row whose Kafka timestamp does not fit the column `kafka_timestamp` to an error
+        text.
+        """
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[kept]

@@ -39,12 +39,13 @@ COLUMNS = (
 
 
 Seal = Callable[[bytes | None, str], bytes | None]
-"""Takes a part of a record and its coordinates, and returns what the dead letter stores; None if the part is null.
+"""Takes a part of a record and its place (`sealing.place_of`). Returns what the dead letter stores; None if the part is
+null.
 """
 
 
 class ExistingDeadLetters:
-    """Finds the records of a chunk that already are dead letters, by their coordinates.
+    """Finds the records of a chunk that are already dead letters, by their coordinates.
 
     They remain dead letters, even if they could be decoded now.
     """
@@ -59,7 +60,7 @@ class ExistingDeadLetters:
         return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: Chunk) -> NDArray[np.bool_]:
-        """Return a mask of the chunk's records that already are dead letters."""
+        """Return a mask of the chunk's records that are already dead letters."""
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
             places = np.flatnonzero(chunk.range_index == index)
@@ -136,12 +137,14 @@ class DeadLetterTable:
 
 
 def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
-    """Return an addition to the error text if the column cannot store the Kafka timestamp; otherwise empty."""
+    """Return what to append to the error text if the column cannot store the Kafka timestamp; otherwise an empty
+    string.
+    """
     if stamp_ms <= MILLISECONDS[1] or rejection.error.startswith("kafka_timestamp: "):
         return ""
     return f"; {range_error('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
 def _text(text: str) -> str:
-    """Shorten the text, and escape unpaired surrogates, which a string column cannot store."""
+    """Return the text, shortened, with unpaired surrogates escaped, because a string column cannot store them."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

@@ -35,15 +35,15 @@ class Decoded:
     drift: SchemaDrift = NO_DRIFT
     """Fields and types in the records that are not in the schema, if the decoder reports them."""
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Records that a transform drops: they become neither rows nor rejections."""
+    """Indexes of the records that a transform drops: they become neither rows nor rejections."""
 
-    def moved(self, places: NDArray[np.int64]) -> Decoded:
+    def with_indexes(self, places: NDArray[np.int64]) -> Decoded:
         """Return the result for a larger chunk, in which record i of this chunk is record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
     def neither(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that are neither rows nor rejections nor dropped.
+        """Return a mask of the records without a result: without a row, not rejected, and not dropped.
 
         `records` is the chunk's length.
         """
@@ -53,7 +53,7 @@ class Decoded:
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
 
-    def without(self, taken: NDArray[np.bool_]) -> Decoded:
+    def remove_records(self, taken: NDArray[np.bool_]) -> Decoded:
         """Return the result without the records that the mask `taken` selects."""
         stays = ~taken[self.kept]
         rejections = [r for r in self.rejections if not taken[r.index]]
@@ -72,14 +72,16 @@ class Decoder(Protocol):
 class EventDecoder(Protocol):
     """A decoder of a format that supports envelopes."""
 
-    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         """Return the field names of the object at `path` in a record, including fields whose value is null.
 
         The record must have become a row, and must have an object at `path`.
         """
 
     def is_other_event(self, record: bytes) -> bool:
-        """Return whether an event changes no row, as a heartbeat does. The record must have become a row."""
+        """Return whether the record is an event that does not change a row, such as a heartbeat. The record must have
+        become a row.
+        """
 
 
 @runtime_checkable
@@ -141,7 +143,7 @@ def whole_records(decoded: Decoded) -> Decoded:
 
 
 def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Number the rows of each record, starting at 0. Row i comes from record `kept[i]`."""
+    """Return the number of each row within its record, starting at 0. Row i comes from record `kept[i]`."""
     order = np.argsort(kept, kind="stable")
     numbers = np.empty(len(kept), np.int32)
     numbers[order] = np.arange(len(kept)) - first_places(kept[order])
@@ -149,6 +151,6 @@ def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
 
 
 def first_places(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Map each position to the start of its run of equal values."""
+    """Return, for each position, the start of its run of equal values."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))

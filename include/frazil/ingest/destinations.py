@@ -19,7 +19,7 @@ from frazil.ingest.headers import header_column
 from frazil.spec.route import refusal
 
 NO_TABLE = "NoTable"
-"""Error class of a record whose route value has no table."""
+"""Error class of a record whose routing value has no table."""
 MAIN: Target = "main"
 MAX_REPORTED = 10_000
 """Maximum number of routing values without a table that one task reports. A route's table limit is far lower."""
@@ -30,19 +30,21 @@ NOWHERE: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""Destination of a routing value's rows: a table, or a rejection without index; None if a table may be created."""
+"""Where the rows of a routing value go: a table, or a rejection (its index is unset). None if a table may be
+created.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Divided:
-    """Rows with their targets, without the rows whose table does not exist yet."""
+    """Rows with their targets. Excludes rows whose table does not exist yet."""
 
     decoded: Decoded
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
     """Index in `targets` of each row's target."""
     unchanged: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Chunk indexes of deletes whose value has no table. They change no row."""
+    """Chunk indexes of deletes whose value has no table. They do not change a row."""
 
     @property
     def of_main(self) -> NDArray[np.bool_]:
@@ -68,9 +70,12 @@ class Divider:
         self._ranges = ranges
         self._destinations: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
-        """Values found so far for which a table may be created."""
+        """Values seen so far for which a table may be created."""
 
     def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
+        """Divide decoded rows. Rows for which a table may be created are left out, and their values added to
+        `values`.
+        """
         codes, values = self._encode(chunk, decoded)
         destinations = [self._destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
@@ -96,7 +101,7 @@ class Divider:
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
         return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 
-    def parts(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
+    def divide_records(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
         `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
@@ -112,7 +117,7 @@ class Divider:
         for rows in (deletes, ~deletes):  # if a record has both, its upsert selects the table
             of_record[located.kept[rows]] = of_value[codes[rows]]
         for target in np.unique(of_record).tolist():
-            yield chunk.part(np.flatnonzero(of_record == target), targets[target])
+            yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
     def _encode(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return each row's index in the list of distinct values, and this list."""
@@ -155,7 +160,9 @@ class Divider:
 
 
 def _superseded_deletes(decoded: Decoded) -> NDArray[np.bool_]:
-    """Return a mask of deletes whose record also has an upsert. Without a table, such a delete changes no row."""
+    """Return a mask of deletes whose record also has an upsert. Without a table, such a delete does not change a
+    row.
+    """
     again = line_numbers(decoded.kept) > 0
     if not again.any():
         return again

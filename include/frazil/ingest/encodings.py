@@ -34,7 +34,9 @@ DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
 @dataclass(frozen=True, slots=True)
 class Encodings:
-    """Encodings of columns, as arguments for `pyarrow.parquet.ParquetWriter`. Columns are named by their path."""
+    """Column encodings and batch size, as arguments for `pyarrow.parquet.ParquetWriter`. Columns are named by their
+    path.
+    """
 
     use_dictionary: list[str]
     column_encoding: dict[str, str]
@@ -42,10 +44,10 @@ class Encodings:
 
 
 def choose(rows: pa.Table, *, modern: bool) -> Encodings:
-    """Choose encodings for a file that begins with these rows; `modern` allows encodings of v2.
+    """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
 
-    Number and time columns get a dictionary only if the dictionary is smaller. All other columns get a dictionary,
-    which Parquet's writer abandons if it grows too large.
+    Number and time columns get a dictionary only if it is smaller than the other encodings. All other columns get a
+    dictionary, which Parquet's writer abandons if it grows too large.
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
@@ -76,6 +78,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
+    """Yield the path and values of each Parquet column in the array."""
     kind: Any = array.type
     if isinstance(array, pa.ExtensionArray):
         yield from _leaves(path, array.storage)
@@ -125,7 +128,8 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 def _delta_bits(words: NDArray[Any]) -> float:
     """Estimate the bits per value with delta encoding.
 
-    Each difference is stored relative to its block's minimum. The largest one sets the width of its miniblock.
+    Each difference is stored relative to its block's minimum. The largest stored number sets the width of its
+    miniblock.
     """
     # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)

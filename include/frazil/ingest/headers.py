@@ -23,7 +23,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
-    """Pack a record's headers into bytes; None if the record has no headers."""
+    """Return a record's headers as packed bytes; None if the record has no headers."""
     parts = []
     for name, value in headers or ():
         text = name.encode("utf-8", "surrogateescape")
@@ -32,7 +32,7 @@ def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
 
 
 def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
-    """Unpack the result of `packed`. Bytes of a name that are not UTF-8 are escaped with backslashes."""
+    """Return the headers in packed bytes. Bytes of a name that are not UTF-8 are escaped with backslashes."""
     found, at, text = [], 0, data or b""
     while at < len(text):
         name_bytes, value_bytes = LENGTHS.unpack_from(text, at)

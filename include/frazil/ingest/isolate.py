@@ -33,7 +33,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class IsolatedDecoder:
-    """A decoder that runs in a child process. If the child dies, a new one is started. `close` ends the child."""
+    """Runs a decoder in a child process. If the child dies, a new one is started. `close` ends the child."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
         """`make` creates the decoder and must be picklable.
@@ -55,14 +55,14 @@ class IsolatedDecoder:
         if isinstance(answer, BaseException):
             raise answer
         if len(chunk) == 1:
-            reason = f"decoding this record ended the process (exit code {answer})"
+            reason = f"decoding this record crashed the process (exit code {answer})"
             nothing = self._here(chunk.piece(0, 0))
             return Decoded(nothing.rows, nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
         middle = len(chunk) // 2
         return joined(
             [
-                self(chunk.piece(0, middle)).moved(np.arange(middle)),
-                self(chunk.piece(middle, len(chunk))).moved(np.arange(middle, len(chunk))),
+                self(chunk.piece(0, middle)).with_indexes(np.arange(middle)),
+                self(chunk.piece(middle, len(chunk))).with_indexes(np.arange(middle, len(chunk))),
             ]
         )
 
@@ -94,7 +94,10 @@ class IsolatedDecoder:
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames to the child. It decodes the last, a harmless record. Raises EnvironmentUnusable if it dies."""
+        """Send frames to the child, of which the last is a harmless record, and wait until it is decoded.
+
+        Raises EnvironmentUnusable if the child dies.
+        """
         *before, known = frames
         try:
             for frame in before:
@@ -108,6 +111,7 @@ class IsolatedDecoder:
             ) from None
 
     def _reap(self, child: subprocess.Popen[bytes]) -> int:
+        """Wait until the child has ended, and return its exit code."""
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -35,8 +35,8 @@ record.
 """
 CHUNK_BYTES = 32 * 2**20
 CONSUME_RECORDS = 2_000
-"""Maximum number of messages fetched per call: enough to make the call's cost per message small, and few enough for the
-CPU cache.
+"""Maximum number of messages fetched per call. It makes the call's cost per message small, and its messages fit into
+the CPU cache.
 """
 CONSUME_BYTES = 16 * 2**20
 POLL_S = 0.1
@@ -73,15 +73,17 @@ _NOT_THERE = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return all properties of the consumer. It joins no group and commits no offset; partitions are assigned to it."""
+    """Return all properties of the consumer. It does not join a group or commit offsets; partitions are assigned to
+    it.
+    """
     return {**TUNING, "group.id": "frazil", **properties, **EXACTNESS}
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Build the lookup from a topic-partition to the index of its range.
+    """Return a map and an array with which the index of a topic-partition's range is looked up.
 
-    Returns a map and the lookup, an array with one element per partition. The map goes from a topic to the index of its
-    partition 0 in the lookup, and its number of elements. The element of a partition that is not read is -1.
+    The array has one element per partition: the index of its range, or -1 if it is not read. The map gives, for each
+    topic, the position of partition 0 in the array, and the number of the topic's elements.
     """
     sizes: dict[str, int] = {}
     for r in ranges:
@@ -163,7 +165,9 @@ class RangeReader(ABC):
         yield from self._rest()
 
     def _progress(self) -> tuple[int, int]:
-        """Return the number of open ranges, and the sum of all positions: they change whenever a range advances."""
+        """Return the number of open ranges, and the sum of all positions. One of these changes whenever a range
+        advances.
+        """
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:
@@ -171,7 +175,7 @@ class RangeReader(ABC):
         return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Store the delay (ms) of the next fetch by a broker's quota; 0 if it is no longer delayed."""
+        """Store by how many milliseconds a broker's quota delays the next fetch; 0 if it no longer does."""
         self._throttled_s = milliseconds / 1000
         if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
@@ -214,7 +218,7 @@ class RangeReader(ABC):
         """Return the first offset and the end offset of the range's partition in Kafka. Raises KafkaException."""
 
     def _wanted(self) -> int:
-        """Return the number of messages to fetch. A fetch of more messages than are left would wait for its timeout."""
+        """Return the number of messages to fetch. A fetch of more messages than remain would wait until its timeout."""
         open_ranges = list(self._open.values())
         left = int((self._ends[open_ranges] - self._positions[open_ranges]).sum())
         return max(1, min(CONSUME_RECORDS, left, int(CONSUME_BYTES / self._bytes_per_record)))
@@ -261,7 +265,7 @@ class RangeReader(ABC):
     def _gap(self, r: OffsetRange, position: int) -> OffsetGap:
         try:
             low, high = self._watermarks(r)
-            available = f"it has {low} to {high}"
+            available = f"Kafka has {low} to {high}"
         except KafkaException as error:
             available = f"its offsets cannot be fetched now: {error.args[0].str()}"
         return OffsetGap(
@@ -272,7 +276,7 @@ class RangeReader(ABC):
     def _stalled(self) -> KafkaUnavailable | SpecError:
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _CONSEQUENCES]
-        reasons = causes or [*self._troubles.values()][-1:] or ["the brokers are silent"]
+        reasons = causes or [*self._troubles.values()][-1:] or ["the brokers do not answer"]
         todo = "" if causes else " Are the brokers reachable?"
         if self._throttled_s:
             reasons.append(self._throttle_words())

@@ -56,10 +56,10 @@ from frazil.offsets.spans import TopicPartition
 log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
-"""Map syslog levels to Python's log levels. Lower syslog levels are logged as errors."""
+"""Map syslog levels to Python's log levels. Lower syslog levels, which are more severe, are logged as errors."""
 _ROOM_BYTES = 2**20
-"""Memory (bytes) for the values, and for the keys, of the first chunk. Later chunks start with a little more than the
-previous chunk needed.
+"""Bytes of memory for the values, and for the keys, of the first chunk. Later chunks start with a little more memory
+than the previous chunk needed.
 """
 
 
@@ -200,6 +200,7 @@ class ColumnReader(RangeReader):
         self._library.message_destroy(address)
 
     def _take_event(self) -> None:
+        """Remove the next message, which is an event, and handle it."""
         message = self._next_message()
         topic = self._library.topic_name(message.rkt).decode() if message.rkt else ""
         text = self._library.message_errstr(int(self._messages[self._at[NEXT]])).decode(errors="replace")
@@ -287,6 +288,7 @@ class _Columns:
 
 
 def _with_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
+    """Return the array, or a larger copy of it, that has room for `more` elements after `end`."""
     if end + more <= len(data):
         return data
     grown = np.empty(max(2 * len(data), end + more), np.uint8)

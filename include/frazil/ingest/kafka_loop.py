@@ -1,10 +1,10 @@
-"""Compiled: copies librdkafka's messages into the columns of a chunk, and destroys them.
+"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code.
 
 Calling librdkafka for the headers of each record would take a third of the reading time, although most records have no
 headers. In Kafka's record format 2, the byte after the value is the number of headers, and is in the same buffer. If
 that byte is zero, the loop does not call librdkafka.
 
-As a check, the loop calls librdkafka for every `_SURE_EVERY`th offset anyway. If a future librdkafka stores values
+As a check, the loop calls librdkafka for one in `_CHECK_INTERVAL` offsets anyway. If a future librdkafka stores values
 elsewhere, the loop detects this and from then on calls librdkafka for every record.
 """
 
@@ -58,7 +58,7 @@ def size_of_headers(headers: Any, get: int, work: Any) -> Any:
 
 @compiled
 def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
-    """Write a record's headers as `frazil.ingest.headers` packs them."""
+    """Write a record's headers in packed form (see `frazil.ingest.headers`)."""
     index = np.int64(0)
     while call_for_three(get, headers, index, work.ctypes.data) == 0:
         name, value = work[0], work[1]
@@ -108,9 +108,8 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the wo
     headers_of: int,
     get_header: int,
 ) -> int:
-    """Copy records into columns.
-
-    Returns why the loop stopped: ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD or UNKNOWN_TOPIC.
+    """Copy records into columns. Return why the loop stopped: ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD or
+    UNKNOWN_TOPIC.
 
     `messages` are addresses of `rd_kafka_message_t`; the loop copies those from `at[NEXT]` to `at[COUNT]`. `ranges`,
     `topics` and `lookup` select the wanted records. `ended` receives the indexes of the ranges that end here.

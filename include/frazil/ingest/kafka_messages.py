@@ -29,6 +29,8 @@ _timestamp_ms = itemgetter(1)
 
 
 class MessageReader(RangeReader):
+    """Reads ranges as confluent-kafka message objects."""
+
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)
         self._topic_rows = {topic: row for row, topic in enumerate(self._partitions)}
@@ -105,7 +107,7 @@ class MessageReader(RangeReader):
     def _add(self, batch: list[Message]) -> None:
         if not batch:
             return
-        index = self._indexes(batch)
+        index = self._range_indexes(batch)
         offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
         wanted, ends = index >= 0, self._ends[index]
         if (last := wanted & (offsets >= ends - 1)).any():
@@ -117,7 +119,7 @@ class MessageReader(RangeReader):
         self._positions[index] = offsets + 1  # for each range, the last offset in the batch is the highest
         self._unfinished.add(batch, index, offsets)
 
-    def _indexes(self, batch: list[Message]) -> NDArray[np.int32]:
+    def _range_indexes(self, batch: list[Message]) -> NDArray[np.int32]:
         """Return the index of each message's range; -1 if its topic-partition is not read."""
         row: Any = self._topic_rows.get
         rows = np.fromiter(map(row, map(Message.topic, batch), repeat(-1)), np.int32, len(batch))
@@ -128,7 +130,7 @@ class MessageReader(RangeReader):
 
 
 class _Pending:
-    """Collects batches of messages until they fill a chunk."""
+    """Collects messages until they fill a chunk."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -141,7 +143,7 @@ class _Pending:
         self._timestamps: list[NDArray[np.int64]] = []
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
-        """Copy the needed attributes immediately, so that the messages are freed while they are in the CPU cache."""
+        """Copy the needed attributes now, so that the messages are freed while they are in the CPU cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
         headers = [packed(some) if some else None for some in found]

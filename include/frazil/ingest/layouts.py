@@ -25,14 +25,14 @@ from frazil.spec.formats import envelope_of, format_of
 from frazil.spec.readings import NAMED_FIELDS
 
 FIRST_PASS: Target = ".first-pass"
-"""The target of chunks that are decoded only to find the tables of their records."""
+"""The target of chunks that are decoded only to find out to which tables their records go."""
 
 
 def alike(context: StageContext) -> Mapping[Target, Target] | None:
     """Map each target to a target with the same columns, so that their records share a decoder.
 
-    Returns None if one decoder fits all records, as with a transform. The map is empty if tables may evolve, because a
-    decoder reports new fields for one table only.
+    Returns None if one decoder is enough for all records, as with a transform. The map is empty if tables may evolve,
+    because a decoder reports new fields for one table only.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if context.destinations is None or context.transform or format_of(context.record_format).type not in NAMED_FIELDS:
@@ -131,5 +131,5 @@ class TargetDecoder:
 
 
 def _nothing(chunk: Chunk) -> Decoded:
-    """Return rows without columns, because the record's key or header selects its table."""
+    """Return a row without columns for each record, whose key or header selects its table."""
     return Decoded(pa.table({}), np.arange(len(chunk)))

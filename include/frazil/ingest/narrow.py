@@ -33,8 +33,8 @@ def narrowed(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int
     """Call `attempt` on pieces of the records `[0, count)`. Yields `(start, end, result)` for each piece, in order.
 
     If `attempt` raises for a piece, the piece is bisected. If the piece is one record, the exception is the result.
-    Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and
-    tries each record up to log2(n) + 2 times.
+    Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and each
+    record is attempted up to log2(n) + 2 times.
     """
     if count == 0:
         return

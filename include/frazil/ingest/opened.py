@@ -32,7 +32,7 @@ def open_writer(context: StageContext, target: Target, file_name: Callable[[], s
 
 
 def open_reader(context: StageContext, task: StageTask) -> RangeReader | TurnReader | FileReader:
-    """Open the reader of Kafka, or of a backfill's files."""
+    """Open a reader of the task's ranges in Kafka, or in a backfill's files."""
     if not context.files:
         return kafka_reader(resolve_all(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
@@ -56,5 +56,5 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
 
 
 def filled_schema(context: StageContext, schema: Schema) -> Schema:
-    """Return the columns of a table with this schema that a record's value fills."""
+    """Return those columns of a table with this schema that a record's value fills."""
     return value_schema(record_schema(schema, context.coordinates), context.beside)

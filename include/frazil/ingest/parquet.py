@@ -35,7 +35,7 @@ ROW_GROUP_ROWS = 1_048_576
 PAGE_BYTES = 2**20
 PAGE_ROWS = 20_000
 DICTIONARY_BYTES = 2 * 2**20
-"""Iceberg's defaults for the table properties that `FileLayout.of` reads."""
+"""These are Iceberg's defaults for the table properties that `FileLayout.of` reads."""
 FORMAT_VERSION = "write.parquet.format-version"
 """Table property that selects the version of encodings. frazil sets it to v2 in new tables.
 
@@ -45,7 +45,7 @@ Pages always have format v1.
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Settings for writing the files of a table, parsed from its metadata once for all files of a task."""
+    """Settings for writing a table's files, parsed once from its metadata for all files of a task."""
 
     target: Target
     schema: Schema
@@ -67,7 +67,8 @@ class FileLayout:
     def retained_bytes(self, written: int) -> int:
         """Estimate the bytes that an open file keeps in memory after a row group of `written` Arrow bytes.
 
-        Parquet's writer keeps pages and dictionaries until the next row group begins. Measured with pyarrow 26.
+        Parquet's writer keeps pages and dictionaries until the next row group begins. The estimate is based on pyarrow
+        26.
         """
         columns = len(self.schema.column_names)
         max_bytes = 2 * int(self.writer_options["dictionary_pagesize_limit"])

@@ -15,10 +15,11 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NEVER = np.iinfo(np.int64).min
 MAX_PLACES = 10_000
+"""Maximum span of window numbers that are counted with `bincount`."""
 MAX_WINDOWS = 1_000
 """Maximum number of windows for which rows are counted. With more windows, no window is counted.
 
-More do not fit in a commit's summary, and scattered event times would fill memory and journals.
+More windows do not fit into a commit's summary, and scattered event times would fill memory and journals.
 """
 
 
@@ -42,7 +43,7 @@ class ProgressCounter:
         """Number of records read so far, including rejected and dropped ones."""
         return int(self._records.sum() + self._rejected.sum() + self._dropped.sum())
 
-    def landed(  # noqa: PLR0913 - the columns to count
+    def count_rows(  # noqa: PLR0913 - the columns to count
         self,
         range_index: NDArray[np.int32],
         event_times: pa.Array,
@@ -80,10 +81,10 @@ class ProgressCounter:
         highest = np.maximum.reduceat(times, runs)
         np.maximum.at(self._max_event_time, range_index[runs], highest)
 
-    def rejected(self, range_index: NDArray[np.int32]) -> None:
+    def count_rejected(self, range_index: NDArray[np.int32]) -> None:
         self._rejected += np.bincount(range_index, minlength=len(self._ranges))
 
-    def dropped(self, range_index: NDArray[np.int32]) -> None:
+    def count_dropped(self, range_index: NDArray[np.int32]) -> None:
         self._dropped += np.bincount(range_index, minlength=len(self._ranges))
 
     def result(self) -> tuple[RangeProgress, ...]:

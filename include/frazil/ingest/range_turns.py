@@ -1,4 +1,4 @@
-"""Reads several offset ranges of the same topic-partition, in as few passes as possible.
+"""Reads several offset ranges of one topic-partition, in as few passes as possible.
 
 One pass reads at most one range per topic-partition.
 """

@@ -19,14 +19,14 @@ from frazil.kafka.tokens import METHOD, is_function, split_properties
 log = logging.getLogger(__name__)
 
 FORCED = "FRAZIL_KAFKA_READER"
-"""Environment variable of executors. The value `messages` selects the slower reader, which uses message objects."""
-SLOW_READER = "records of Kafka are read one by one, which costs more CPU"
+"""Environment variable of executors. Its value `messages` selects the slower reader, which uses message objects."""
+SLOW_READER = "Kafka records are read one by one, which costs more CPU"
 
 
 def kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
 ) -> RangeReader | TurnReader:
-    """Return a reader of these ranges. Several may be of the same topic-partition. Errors name the stream.
+    """Return a reader of these ranges. Several ranges may belong to one topic-partition. Errors name the stream.
 
     Raises SpecError.
     """
@@ -52,6 +52,7 @@ def why_messages(properties: Mapping[str, str]) -> str | None:
 
 
 def _properties_reason(properties: Mapping[str, str]) -> str | None:
+    """Return why the fast reader cannot be used with these properties; None if it can."""
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get(METHOD, "default")
         if method != "oidc" and not is_function(method):
@@ -75,7 +76,7 @@ def _slow_reader_reason() -> str | None:
     except LibraryUnusable as error:
         reason = f"librdkafka: {error}"
     except Exception as error:
-        reason = f"its loop cannot be compiled here: {type(error).__name__}: {error}"
+        reason = f"the reading loop cannot be compiled on this host: {type(error).__name__}: {error}"
     else:
         return None
     log.warning("%s: %s", SLOW_READER, reason)

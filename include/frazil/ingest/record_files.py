@@ -50,7 +50,7 @@ _COORDINATES = Schema(
 
 @dataclass(frozen=True, slots=True)
 class RowChunk(Chunk):
-    """Records that already are rows with the table's columns. They have no raw values."""
+    """Records that are already rows with the table's columns. They have no raw values."""
 
     rows: pa.Table
 
@@ -224,7 +224,7 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
             first = min(decoded.rejections, key=lambda r: r.index)
             raise SpecError(
                 f"{path}, line {number + numbers[first.index]:,}: the record's coordinates cannot be read "
-                f"({first.error}): a line is a JSON object with {', '.join(IDENTITY)}. Fix the line or remove it"
+                f"({first.error}): a line must be a JSON object with {', '.join(IDENTITY)}. Fix the line or remove it"
             )
         if lines:
             yield FileRecords(decoded.rows, lines=lines)
@@ -278,13 +278,13 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
             if kind is None:
                 if declared.required:
                     raise SpecError(
-                        f"{path} has no column {name}, which every record must have. Files can be backfilled whose "
-                        "records have the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
+                        f"{path} has no column {name}, which every record needs. The records of backfilled files need "
+                        "the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
                     )
             # INT96 is always a UTC timestamp, although Arrow reads it as one without a zone.
             elif not fits(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
                 raise SpecError(
-                    f"{path}: column {name} is {kind}, and cannot become the table's {declared.field_type}. "
+                    f"{path}: column {name} has type {kind}, which cannot become the table's {declared.field_type}. "
                     "Write the file again with that type"
                 )
     return set(found)
@@ -311,7 +311,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether every value of type `found` fits type `wanted`. Nanoseconds may be lost."""
+    """Return whether every value of type `found` can be stored as type `wanted`. Nanoseconds may be lost."""
     if pa.types.is_dictionary(found):
         return fits(found.value_type, wanted)
     if pa.types.is_nested(wanted):
@@ -326,7 +326,7 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Return whether a nested type fits.
+    """Return whether every value of a nested type can be stored as another nested type.
 
     Structs must have the same field names in the same order. The parts of lists and maps may have other names.
     """

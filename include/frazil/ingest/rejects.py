@@ -14,7 +14,7 @@ from frazil.safe_text import safe
 MAX_SAMPLES = 3
 """Maximum number of samples per error class."""
 MAX_SAMPLE_CHARACTERS = 300
-"""Maximum number of characters of a sample's error text. The dead letter itself has a longer text."""
+"""Maximum length of a sample's error text. The dead letter itself has a longer text."""
 
 
 class RejectCounter:

@@ -14,7 +14,7 @@ from frazil.ingest.narrow import narrowed
 
 
 def revealed(rows: pa.Table) -> pa.Table:
-    """Return the rows with nulls removed from required fields inside null values.
+    """Return the rows without nulls in required fields inside null values: they become values that nothing reads.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -30,7 +30,9 @@ def revealed(rows: pa.Table) -> pa.Table:
 
 
 def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast an array. Unlike Arrow's `cast`, accepts nulls in required fields; `revealed` raises for wrong ones."""
+    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields; `fill_hidden_nulls` raises for
+    invalid ones.
+    """
     if not _has_required(kind):
         return array.cast(kind)
     if array.offset:
@@ -50,9 +52,9 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def lacking(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Map the index of each value with a wrong null in a required field to an error text.
+    """Map the index of each value that has an invalid null in a required field to an error text.
 
-    A null is right if a value that encloses the field is null.
+    The null is valid if a value that encloses the field is null.
     """
     found: dict[int, str] = {}
     if not _has_required(field.type):

@@ -22,7 +22,7 @@ from frazil.spec.former_columns import former_columns, names_in_rows
 
 NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
-"""The metadata key under which an Arrow field has its column's field id."""
+"""The metadata key under which an Arrow field stores its column's field id."""
 
 
 class RoutedWriters:
@@ -67,6 +67,7 @@ class RoutedWriters:
             self._divide()
 
     def _divide(self) -> None:
+        """Divide the collected rows among the tables, and pass them to the tables' writers."""
         if not self._waiting:
             return
         rows_of: dict[bytes, list[tuple[pa.Table, NDArray[np.int64]]]] = {}
@@ -161,7 +162,7 @@ def other_names(
 ) -> dict[str, set[str]]:
     """Map each column of the table `own` to the other names that it may have in rows of the table `main`.
 
-    Takes the schemas as JSON, and the properties, of both tables; see `names_in_rows`.
+    The arguments are the schemas (as JSON) and properties of both tables; see `names_in_rows`.
     """
     own_former, main_former = former_columns(own_properties), former_columns(main_properties)
     if not (own_former or main_former):
@@ -193,7 +194,7 @@ def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collecti
 
 
 def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Translate the lists of columns that changes omit (`_frazil_kept`) to the field ids of `schema`."""
+    """Return the rows with the lists of omitted columns (`_frazil_kept`) translated to the field ids of `schema`."""
     at = rows.schema.get_field_index(KEPT)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows

@@ -1,7 +1,7 @@
 """Schema drift: new fields of records, and values that need wider or optional columns.
 
 Decoders find schema drift in records, tasks report it, and the driver evolves the table. The order of records and tasks
-does not matter, because `merged` is associative, commutative and idempotent: the types form a lattice.
+does not matter, because `merge_types` is associative, commutative and idempotent: the types form a lattice.
 """
 
 from __future__ import annotations
@@ -21,13 +21,19 @@ Path = tuple[str, ...]
 MIXED = "mixed"
 """The type of values that have no common type."""
 DEEPEST = 20
-"""Maximum nesting depth. Deeper values are MIXED and get no column: query engines limit the depth of schemas."""
+"""Maximum nesting depth. Deeper values are MIXED and get no column, because query engines limit the depth of
+schemas.
+"""
 MAX_OBJECT_FIELDS = 1_000
-"""Maximum number of an object's fields. An object with more is MIXED, because its keys are data without a limit."""
+"""Maximum number of an object's fields. An object with more is MIXED, because its keys are data (such as ids), not
+names.
+"""
 CROWD = "\0"
 """Replaces the names of an object's new fields if there are too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields that are reported: the first in path order, whatever the order of records."""
+"""Maximum number of new fields that are reported. The first ones in path order are kept, whatever the order of
+records.
+"""
 MAX_NAMES = 8
 """Maximum number of field names that are reported for records in which no field fills a column."""
 MAX_NAME_CHARACTERS = 64
@@ -49,17 +55,21 @@ _PRIMITIVES: dict[str, type[iceberg.IcebergType]] = {
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
+    """The type of a list with elements of this type."""
+
     element: FoundType
 
 
 @dataclass(frozen=True, slots=True)
 class StructOf:
+    """The type of an object with these fields."""
+
     fields: Mapping[str, FoundType]
 
 
 @dataclass(frozen=True, slots=True)
 class MapOf:
-    """A map with string keys."""
+    """The type of a map with string keys and values of this type."""
 
     value: FoundType
 
@@ -69,11 +79,13 @@ FoundType = None | str | ListOf | StructOf | MapOf
 
 
 class Within(NamedTuple):
-    """A struct inside the records, in which new fields are searched. Their paths are relative to the struct."""
+    """A struct of the records that is searched for new fields. The fields' paths are relative to the struct."""
 
     path: Path = ()
     beside: str = ""
-    """A field next to the struct. Only records in which it has one of the `values` are searched; if empty, all."""
+    """Name of a field next to the struct. A record is searched only if this field has one of the `values`; empty to
+    search all.
+    """
     values: frozenset[str] = frozenset()
 
 
@@ -85,7 +97,7 @@ class DriftDecoder(Protocol):
     """A decoder that can report new fields and types of records, in `Decoded.drift`."""
 
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        """Start to report new fields and, if `widening`, the columns that must become wider or optional.
+        """Start reporting new fields and, if `widening`, the columns that must become wider or optional.
 
         All structs in `within` must have the same fields. A decoder that compares writer schemas, not records, ignores
         the conditions on records.
@@ -105,13 +117,13 @@ class SchemaDrift:
     records: int = 0
     """Number of records with a new field that is not null."""
     unknown: int = 0
-    """Number of records in which no field fills a column. Also counted if the table must not evolve."""
+    """Number of records in which no field fills a column. It is counted even if the table must not evolve."""
     names: tuple[str, ...] = ()
     """Some field names of the `unknown` records, sorted."""
     cast: Mapping[str, int] = field(default_factory=dict)
-    """The number of values that a lenient cast converted, by column."""
+    """Map a column to the number of its values that a lenient cast converted."""
     unplaced: int = 0
-    """Number of changes without the position that orders them."""
+    """Number of change events without a position in the source's log, which orders changes."""
 
     def within(self, parts: Sequence[Within]) -> SchemaDrift:
         """Return the drift inside these structs. Each path becomes relative to its struct."""
@@ -222,9 +234,10 @@ def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a 
 
 
 def _merge_structs(one: StructOf, other: StructOf) -> FoundType:
-    """Merge two struct types.
+    """Return the merged type of two struct types.
 
-    Takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of times.
+    This takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of
+    times.
     """
     parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
@@ -334,7 +347,7 @@ def _type(
                 here = (*path, name)
                 problem = name_problem(name)
                 if not problem and (other := taken.get(name.lower())):
-                    problem = f"has the name of {other} in other case, and names are case-insensitive"
+                    problem = f"has the same name as {other} except for case, but names are case-insensitive"
                 if problem:
                     problems.append(NewField(here, None, problem))
                 elif (kind := _type(here, part, problems, ids)) is not None:
@@ -352,7 +365,7 @@ def _type(
 
 
 def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
-    """Return why a field's name cannot be the name of a column; empty if it can."""
+    """Return why a field's name cannot be a column's name; an empty string if it can."""
     if name == CROWD:
         return (
             f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"

@@ -74,12 +74,12 @@ class Sealer:
         """Return the HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
         return hmac.digest(self._hash_key, text.encode(), "sha256").hex()
 
-    def token(self, text: str) -> str:
+    def tokenize(self, text: str) -> str:
         """Encrypt the text with AES-SIV, and return it in URL-safe base64 without padding."""
         # AES-SIV does not accept empty texts, so every text gets a prefix.
         return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
 
-    def revealed(self, token: str) -> str:
+    def decrypt_token(self, token: str) -> str:
         """Decrypt a token. Raises ValueError if the token was made with another secret."""
         from cryptography.exceptions import InvalidTag  # from an optional package
 
@@ -96,7 +96,7 @@ class Sealer:
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
     def unsealed(self, sealed: bytes, place: str) -> bytes:
-        """Decrypt the result of `sealed`. Raises SpecError for a different secret or `place`."""
+        """Decrypt the result of `encrypt`. Raises SpecError for a different secret or `place`."""
         from cryptography.exceptions import InvalidTag  # from an optional package
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
@@ -104,8 +104,8 @@ class Sealer:
             return bytes(self._gcm.decrypt(nonce, data, place.encode()))
         except (InvalidTag, ValueError):
             raise SpecError(
-                f"the dead letter of {place} was encrypted with a different secret than the current sensitive.secret; "
-                "set the old secret while you read or replay such dead letters"
+                f"the dead letter of {place} was not encrypted with the current sensitive.secret; "
+                "set the secret of that time while you read or replay such dead letters"
             ) from None
 
 
@@ -147,4 +147,5 @@ def place_of(topic: str, partition: int, offset: int, part: str) -> str:
 
 
 def header_part(name: str) -> str:
+    """Return the part that a header with this name is, for `place_of`."""
     return f"header {name}"

@@ -26,7 +26,7 @@ MASK = "****"
 WITHHELD = "the text is withheld, because the stream has sensitive fields"
 
 Change = Callable[[pa.Array], pa.Array]
-"""Function that replaces each text of an array."""
+"""A function that replaces each text of an array."""
 
 
 class Protector:
@@ -52,7 +52,7 @@ class Protector:
         if how == "mask":
             return partial(_mask_texts, keep_last=keep_last)
         assert self._sealer is not None, "the declaration's rules require a secret"
-        return partial(_map_distinct, self._sealer.hashed if how == "hash" else self._sealer.token)
+        return partial(_map_distinct, self._sealer.hashed if how == "hash" else self._sealer.tokenize)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows with the sensitive columns masked, hashed or tokenized."""
@@ -64,7 +64,7 @@ class Protector:
         return rows
 
     def masked(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """Remove everything that may quote a value from the error texts of rejections."""
+        """Return the rejections without anything in their error texts that may quote a value."""
         return [r._replace(error=self._without_values(r.error)) for r in rejections]
 
     def _without_values(self, error: str) -> str:
@@ -72,7 +72,8 @@ class Protector:
         return WITHHELD if name is None else f"{name}: {WITHHELD}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
-        """Return what a dead letter stores for a part of the record: the part, its encryption, or a placeholder.
+        """Return what a dead letter stores for a part of the record: the part itself, the encrypted part, or a
+        placeholder.
 
         Returns None if the part is null.
         """
@@ -113,7 +114,9 @@ def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def speakable(error: Exception, context: StageContext) -> Exception:
-    """Return an error that is safe to raise and log. Messages of other libraries are removed: they may quote values."""
+    """Return an error that is safe to raise and log. Messages of other libraries are removed, because they may quote
+    values.
+    """
     if not context.sensitive or isinstance(error, FrazilError):
         return error
     return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
@@ -180,7 +183,7 @@ def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
 
 
 def _map_distinct(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
-    """Apply `make` once to each distinct text."""
+    """Return the texts with `make` applied. It is called once for each distinct text."""
     encoded = texts.dictionary_encode()
     made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
     return made.take(encoded.indices)

@@ -76,12 +76,12 @@ class Shaper:
         """Return rows with the table's schema. Records outside a backfill's time range are omitted.
 
         A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
-        letter. Also adds the records' schema drift to `drift`.
+        letter. The records' schema drift is added to `drift`.
         """
-        decoded = self.decoded(chunk)
+        decoded = self.decode(chunk)
         if self._several:
             decoded = whole_records(decoded)
-        rows = self._coordinates.complete(decoded.rows, chunk, decoded.kept)
+        rows = self._coordinates.add_to(decoded.rows, chunk, decoded.kept)
         shaped = dataclasses.replace(decoded, rows=rows)
         if within := self._within:
             times = self.event_times(rows)
@@ -90,19 +90,21 @@ class Shaper:
                 wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
             shaped = Decoded(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
         wrong = {
-            **self._coordinates.out_of_range(chunk, shaped.kept),
+            **self._coordinates.find_out_of_range(chunk, shaped.kept),
             **self._find_untruncatable(shaped.rows),
             **self._find_out_of_range(chunk, shaped),
         }
         found = _reject_rows(shaped, wrong) if wrong else shaped
         return whole_records(found) if self._several else found
 
-    def records_of(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def first_row_mask(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return a mask of each record's first row; None if all have one row. Row i comes from record `kept[i]`."""
         return line_numbers(kept) == 0 if self._several else None
 
-    def decoded(self, chunk: Chunk) -> Decoded:
-        """Decode the chunk to rows without coordinates, and add its schema drift to `drift`. Does not check ranges."""
+    def decode(self, chunk: Chunk) -> Decoded:
+        """Decode the chunk to rows without coordinates, and add its schema drift to `drift`. Ranges of values are not
+        checked.
+        """
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
@@ -131,6 +133,7 @@ class Shaper:
         return found
 
     def _find_untruncatable(self, rows: pa.Table) -> dict[int, str]:
+        """Map the index of each row with a value that a partition field cannot truncate to an error text."""
         found: dict[int, str] = {}
         for field, lowest in self._lowest:
             values = column_of(rows, self._schema, field.source_id)
@@ -158,7 +161,7 @@ def range_error_text(moment: Beyond, record: bytes | None, *, quote: Quoter, uni
 def lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
     """Yield each partition field that truncates numbers, with the lowest number that it can truncate.
 
-    For a lower number, the result would be outside the range of the column's type.
+    Truncating a lower number gives a result outside the range of the column's type.
     """
     for field in spec.fields:
         kind = schema.find_type(field.source_id)
@@ -202,7 +205,7 @@ def key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
 
 
 class KeyFields:
-    """Decodes record keys, passed as the values of a chunk, to rows of the key columns."""
+    """Decodes record keys to rows of the key columns. The keys are passed as the values of a chunk."""
 
     def __init__(self, make: Make, key: Schema, units: Mapping[int, Unit]) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
@@ -218,7 +221,7 @@ class KeyFields:
 
     def __call__(self, chunk: Chunk) -> Decoded:
         there = np.flatnonzero(chunk.values.lengths != NULL)
-        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).moved(there)
+        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).with_indexes(there)
         columns = [self._column(field.name, decoded.rows) for field in self._schema]
         wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
         for field, column in zip(self._schema, columns, strict=True):

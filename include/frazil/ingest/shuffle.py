@@ -1,7 +1,7 @@
-"""Chooses the writer of each row, if rows are shuffled between decoding and writing.
+"""Chooses the shuffle writer of each row, if rows are shuffled between decoding and writing.
 
-A row's writer depends only on the row's table partition and Kafka coordinates. A task that runs again therefore sends
-each row to the same writer.
+The choice depends only on the row's table partition and Kafka coordinates. A task that runs again therefore sends each
+row to the same shuffle writer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Rows that one task sends to one writer, as an Arrow IPC stream."""
+    """Rows that one task sends to one shuffle writer, as an Arrow IPC stream."""
 
     writer: int
     task: int
@@ -33,7 +33,7 @@ class Parcel:
 
 
 class Shuffler:
-    """Divides the rows of one task among the writers of its batch."""
+    """Divides the rows of one task among the batch's shuffle writers."""
 
     def __init__(self, shuffle: Shuffle, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
         self._shuffle, self._layout, self._task = shuffle, layout, task
@@ -48,7 +48,7 @@ class Shuffler:
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
-        """Divide the rows among the writers. Returns one parcel for each writer that gets rows."""
+        """Divide the rows among the shuffle writers. Return one parcel for each that gets rows."""
         if rows.num_rows == 0:
             return []
         writers = self._writers(rows, range_index, offsets)
@@ -87,6 +87,8 @@ class Shuffler:
 
 @dataclass(frozen=True, slots=True)
 class _Writers:
+    """The shuffle writers of a table partition, each with the end of its share of `[0, 1)`."""
+
     writers: tuple[int, ...]
     ends: tuple[float, ...] = field(default=(1.0,))
 
@@ -99,7 +101,9 @@ class _Writers:
 
 
 def writer_of_unknown(key: PartitionKey, writers: int) -> int:
-    """Return the only writer of a partition that recent batches did not have. With one writer, it gets one file."""
+    """Return the shuffle writer of a partition that recent batches did not have. It is a single one, so that it writes
+    one file.
+    """
     return zlib.crc32(repr(key).encode()) % writers
 
 

@@ -40,11 +40,13 @@ _LAYOUT = (
 """Pattern of a position that includes a time."""
 _PARTS = re.compile(_LAYOUT)
 _LONG_NUMBERS = (7, 8, 9, 10)
-"""Lengths of binlog numbers that exceed the six digits to which MySQL and MariaDB pad them. The maximum is 2**31."""
+"""Numbers of digits of long binlog numbers. MySQL and MariaDB pad numbers to six digits; the largest number is
+2**31.
+"""
 
 
 class Logs(NamedTuple):
-    """The time (ms since 1970) and the log of each position. Unknown times are 0; unknown texts are empty."""
+    """The times (ms since 1970) and the logs of several positions. Unknown times are 0; unknown texts are empty."""
 
     ms: NDArray[np.int64]
     name: pa.Array
@@ -98,7 +100,7 @@ def is_before(one: str | None, other: str | None) -> bool:
 
 
 def logs(places: pa.Array) -> Logs:
-    """Return the time and the log of each position."""
+    """Return the times and the logs of these positions."""
     found = pc.extract_regex(places.cast(pa.string()), _LAYOUT)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -127,7 +129,7 @@ def _to_sortable(file: pa.Array) -> pa.Array:
 def _to_integers(numbers: pa.Array) -> pa.Array:
     """Return integers and timestamps (ms) as int64. Negative values, and values of other types, become null.
 
-    A field of `source` can have a different type if a declared column also reads it.
+    A field of `source` can have another type if a declared column also reads it.
     """
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))

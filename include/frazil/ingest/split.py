@@ -49,10 +49,10 @@ def transformed(array: pa.Array, transform: Transform[Any, Any], source: Iceberg
 
 
 def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part]:
-    """Yield one part per partition value. Each part keeps the order of its rows.
+    """Yield the rows of each partition. They keep their order.
 
-    Most chunks have one partition value and are not copied. Otherwise each part is a copy, because a buffered slice
-    would keep the whole chunk in memory.
+    Most chunks have one partition and are not copied. Otherwise the rows of each partition are copied, because a
+    buffered slice would keep the whole chunk in memory.
     """
     if table.num_rows == 0:
         return
@@ -74,7 +74,7 @@ def split(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[Part
 
 
 def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
-    """Return each row's index in the list of distinct partition values, and this list."""
+    """Return two results: each row's index in the list of distinct partition values, and this list."""
     encoded = [_codes(table, schema, field.source_id, field.transform) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
@@ -90,7 +90,7 @@ def group(table: pa.Table, schema: Schema, spec: PartitionSpec) -> tuple[NDArray
 def _codes(
     table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], pa.Array]:
-    """Transform a column. Returns each row's index in the array of distinct values, and this array.
+    """Transform a column. Return each row's index in the array of distinct values, and this array.
 
     Nulls and NaNs count as values.
     """

@@ -1,7 +1,7 @@
 """Stages one task of a batch on an executor: reads Kafka or a backfill's files, and writes Parquet files.
 
-The files are not part of a table yet. `stage` does a whole task. With a shuffle, `read` does the part before it and
-`write` the part after it.
+The files are not part of a table yet. `stage` does a whole task. With a shuffle, `stage_before_shuffle` decodes the
+records and `stage_after_shuffle` writes the rows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _now_us() -> int:
 
 
 class Suspect(Exception):
-    """Wraps an error that a record may have caused. Of the public functions, only `read` and `write` raise it."""
+    """Wraps an error that a record may have caused. Of the public functions, only the two for a shuffle raise it."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -90,7 +90,12 @@ def stage(
         return run(tried=False)
     except Suspect as suspect:
         cause = speakable(suspect.error, context)
-        log.warning("task %d: each chunk is now tried before it is written, because of", task.index, exc_info=cause)
+        log.warning(
+            "task %d failed. It runs again and first writes each chunk in memory, to find a record that causes this "
+            "error",
+            task.index,
+            exc_info=cause,
+        )
     try:
         return run(tried=True)
     except Suspect as suspect:
@@ -98,7 +103,7 @@ def stage(
 
 
 def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
-    """Stage everything that the task reads. Yields the parcels for a shuffle's writers, and returns the result.
+    """Stage everything that the task reads. Yields the parcels for the shuffle writers, and returns the result.
 
     If `tried`, each chunk is written in memory before it is written to files.
     """
@@ -128,6 +133,7 @@ def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Ge
 
 
 def _drain(reading: Generator[Parcel, None, StageResult]) -> StageResult:
+    """Run a stage that makes no parcels to its end, and return its result."""
     while True:
         try:
             next(reading)
@@ -142,9 +148,11 @@ class Read:
 
     result: StageResult
     sent: tuple[int, ...]
-    """Number of rows sent to each writer."""
+    """Number of rows sent to each shuffle writer."""
     partitions: int
-    """Number of table partitions among the sent rows. Without a shuffle, the task would write a file for each."""
+    """Number of table partitions among the sent rows. Without a shuffle, the task would write a file for each of
+    them.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +174,9 @@ def read(
 ) -> Iterator[Parcel | Read]:
     """Stage a task like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
 
-    Yields parcels, and finally the `Read`. Raises the same errors as `stage`, and Suspect. Sent rows cannot be taken
-    back. After Suspect, the whole batch must therefore be staged without a shuffle to find the failing record.
+    Yields parcels, and finally the result. Raises the same errors as `stage`, and PossibleRecordError. Sent rows cannot
+    be taken back. After PossibleRecordError, the whole batch must therefore be staged without a shuffle to find the
+    failing record.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
     result = yield from _read(run, on_progress, tried=False)
@@ -182,10 +191,10 @@ def write(
     attempt: int,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
-    """Write the rows that `read` sent to one writer, in any order.
+    """Write the rows that tasks sent to one shuffle writer, in any order.
 
     `on_progress` is called with the number of rows written, about once a second and at the end, as in `stage`. Raises
-    Suspect and errors of the storage; the files are then removed.
+    PossibleRecordError and errors of the storage; the files are then removed.
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
@@ -227,7 +236,7 @@ def _wrap_suspects() -> Iterator[None]:
 
 
 class _Stage:
-    """Stages the chunks of one task. Holds its decoder, writers and counters."""
+    """Stages the chunks of one task. It owns the task's decoder, writers and counters."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         name = file_namer(task.index, attempt)
@@ -262,33 +271,37 @@ class _Stage:
         )
 
     def parcels(self) -> Iterable[Parcel]:
-        """Return the parcels that were made since the last call; none without a shuffle."""
+        """Return the parcels made since the last call; none without a shuffle."""
         return ()
 
     def take(self, chunk: Chunk) -> None:
+        """Stage the records of a chunk."""
         for part in self._parts(chunk, self._shape_chunk):
             self._land(part, self._shape_chunk(part))
 
     def take_tried(self, chunk: Chunk) -> None:
-        """Like `take`, but write the records in memory first, and reject those that cannot be written on their own."""
+        """Stage the records of a chunk, but write them in memory first. Records that cannot be written on their own are
+        rejected.
+        """
         for part in self._parts(chunk, self._try_records):
             self._land(part, self._try_records(part))
 
     def _try_records(self, chunk: Chunk) -> Decoded:
+        """Return the chunk's rows, and a rejection for each record that cannot be written on its own."""
         parts = []
         for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearse(chunk.piece(start, end))):
             part = self._unwritable(tried, chunk) if isinstance(tried, Exception) else tried
-            parts.append(part.moved(np.arange(start, end)))
+            parts.append(part.with_indexes(np.arange(start, end)))
         return joined(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
-        """Split a chunk into parts. The records of a part are decoded with the same columns."""
+        """Split a chunk into parts, each with the records that are decoded with the same columns."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = Decoded(pa.table({}), np.arange(len(chunk)))
         if self._context.destinations and self._context.destinations.by == "field":
             located = decode(dataclasses.replace(chunk, target=FIRST_PASS))
-        return self._divide.parts(chunk, located, self._alike)
+        return self._divide.divide_records(chunk, located, self._alike)
 
     def _shape(self, target: Target) -> Shaper:
         if target not in self._shapers:
@@ -300,17 +313,18 @@ class _Stage:
 
     def _shape_chunk(self, chunk: Chunk) -> Decoded:
         shape = self._shape(chunk.target)
-        return shape.decoded(chunk) if chunk.target == FIRST_PASS else shape(chunk)
+        return shape.decode(chunk) if chunk.target == FIRST_PASS else shape(chunk)
 
     def _unwritable(self, error: Exception, chunk: Chunk) -> Decoded:
         nothing = self._shape_chunk(chunk.piece(0, 0))
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
-        """Write a row of nulls and zeros in memory. An error shows that the table is at fault, not a record."""
+        """Write a row of nulls and zeros in memory. If this fails, the table causes the error, not a record."""
         self._main.rehearse(plain_row(self._main.layout.arrow_schema))
 
     def _rehearse(self, chunk: Chunk) -> Decoded:
+        """Return the chunk's rows, after writing them in memory only."""
         shaped = self._shape_chunk(chunk)
         if chunk.target == FIRST_PASS:
             return shaped
@@ -323,6 +337,7 @@ class _Stage:
         return shaped
 
     def _land(self, chunk: Chunk, shaped: Decoded) -> None:
+        """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
         shape = self._shape(chunk.target)
         if self._context.changes and self._context.files:
             shaped = as_dead_letters(shaped, len(chunk))
@@ -334,9 +349,9 @@ class _Stage:
             shaped = rejecting(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
         held = self._held(chunk)
         if held.any():
-            self.progress.rejected(chunk.range_index[held])
-            shaped = shaped.without(held)
-        self.progress.dropped(chunk.range_index[shaped.dropped])
+            self.progress.count_rejected(chunk.range_index[held])
+            shaped = shaped.remove_records(held)
+        self.progress.count_dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
             self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())
@@ -347,12 +362,12 @@ class _Stage:
                 shaped = rejecting(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
-        self.progress.landed(
+        self.progress.count_rows(
             chunk.range_index[shaped.kept],
             shape.event_times(shaped.rows),
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
-            records=shape.records_of(shaped.kept),
+            records=shape.first_row_mask(shaped.kept),
             of_windows=divided.of_main if divided else None,
         )
         if divided:
@@ -362,7 +377,7 @@ class _Stage:
             self._add(chunk, shaped)
         if shaped.rejections and not self._context.event_times_us:
             rejected = np.array([r.index for r in shaped.rejections])
-            self.progress.rejected(chunk.range_index[rejected])
+            self.progress.count_rejected(chunk.range_index[rejected])
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
             self._rejects.add(chunk, shaped.rejections)
 
@@ -373,7 +388,7 @@ class _Stage:
         of = self._ranges[chunk.range_index[rejection.index]]
         return SpecError(
             f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
-            f"{rejection.error}. Rows of Parquet files have no bytes to keep as dead letters: fix it or leave it out"
+            f"{rejection.error}. Rows of Parquet files have no raw bytes for a dead letter: fix the row or leave it out"
         )
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
@@ -404,12 +419,12 @@ class _Stage:
 
 
 class _ShuffledStage(_Stage):
-    """Like `_Stage`, but sends the rows of the main table to the shuffle's writers."""
+    """Stages a task before a shuffle: sends the rows of the main table to the shuffle writers."""
 
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
         if context.shuffle is None:
-            raise AssertionError("only a batch with a shuffle is read like this")
+            raise AssertionError("the batch has no shuffle")
         self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
         self._parcels: list[Parcel] = []
 

@@ -60,7 +60,7 @@ def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
 
 
 class TransformedDecoder:
-    """Decodes records to the fields of `records`, and transforms these to rows with the table's columns."""
+    """Decodes records to the fields of `records`, and transforms these fields to rows with the table's columns."""
 
     def __init__(
         self, decode: Decoder, beside: BesideValue, transform: Transform, columns: Schema, *, withheld: bool
@@ -141,7 +141,9 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail; all records if that cannot be computed."""
+        """Return a mask of the records for which an expression may fail. It has all records if it cannot be
+        computed.
+        """
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
@@ -156,7 +158,7 @@ class TransformedDecoder:
         return suspect
 
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
-        """Map each row for which an expression fails to its error text."""
+        """Map the index of each row for which an expression fails to its error text."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
             source = f"SELECT *, {tried(condition_of(transform))} AS {KEEP} FROM records AS {quoted(transform.alias)}"
@@ -185,7 +187,9 @@ class TransformedDecoder:
         return failed
 
     def _failure_texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Map each of these rows to an error text. Unless `withheld`, it quotes the fields of the expression."""
+        """Map the index of each of these rows to an error text. Unless `withheld`, it quotes the fields of the
+        expression.
+        """
         failed = f"{name}: {expression} failed"
         if self._withheld or not reads:
             return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
@@ -194,7 +198,9 @@ class TransformedDecoder:
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
     def _rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
-        """Return the table's columns, and a map from each row that does not fit them to its error class and text."""
+        """Return the table's columns, and a map from the index of each row that does not fit them to its error class
+        and text.
+        """
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
             if field.name not in self._made:  # a column that another program added to the table

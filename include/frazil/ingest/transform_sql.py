@@ -1,7 +1,7 @@
 """Checks a declared `transform` and prepares it for executors: a SELECT that computes table columns from one record.
 
 DuckDB parses the statement and resolves names and types. Everything in its syntax tree that is not a pure function of
-one record is rejected; so are unknown parts of the tree.
+one record is rejected. Unknown parts of the tree are rejected, too.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SIZED = {
     "repeat": 1,
     "rpad": 1,
 }
-"""Map a function to its first argument that sets the result's length. DuckDB's memory limit ignores that length."""
+"""Map a function to the index of its first argument that sets the result's length. DuckDB's memory limit ignores it."""
 MAX_SIZE = 100_000
 
 
@@ -102,7 +102,7 @@ def quoted(name: str) -> str:
 
 
 def selecting(transform: Transform, columns: Sequence[str], *, source: str) -> str:
-    """Return a query that selects `columns` from `source`, which gets the transform's alias of `records`."""
+    """Return a query that selects `columns` from `source`. The transform's alias of `records` refers to this source."""
     return f"SELECT {', '.join(columns)} FROM ({source}) AS {quoted(transform.alias)}"
 
 
@@ -142,14 +142,14 @@ def whole_query(transform: Transform) -> str:
 
 
 class Result(NamedTuple):
-    """A checked transform. `types` maps each of its columns to the type, in Iceberg's notation."""
+    """A checked transform. `types` maps each of its columns to the column's type, in Iceberg's notation."""
 
     transform: Transform
     types: Mapping[str, str]
 
 
 def checked(spec: StreamSpec) -> Result:
-    """Check the stream's transform, and prepare it for executors. It must make exactly the columns of `schema`.
+    """Check the stream's transform, and prepare it for executors. It must compute exactly the columns of `schema`.
 
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
@@ -178,15 +178,17 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
         types = _types(connection, found)
     wanted = dict(declared)
     if uuids := [name for name, kind in declared if "uuid" in kind]:
-        raise SpecError(f"transform: it cannot make the column {uuids[0]} of type uuid; declare string, and CAST it")
+        raise SpecError(
+            f"transform: a SELECT cannot compute the column {uuids[0]} of type uuid; declare string, and CAST the value"
+        )
     problems = [
-        f"transform: the column {name} is {types[name]} in the SELECT, and {kind} in schema; write CAST(… AS …), or "
+        f"transform: the column {name} is {types[name]} in the SELECT, but {kind} in schema; write CAST(… AS …), or "
         "change schema"
         for name, kind in declared
         if name in types and types[name] != kind
     ]
     problems += [
-        f"transform: the SELECT does not make the column {name} of schema" for name in wanted if name not in types
+        f"transform: the SELECT does not compute the column {name} of schema" for name in wanted if name not in types
     ]
     problems += [
         f"transform: the column {name} of the SELECT is not a column of schema ({kind})"
@@ -199,7 +201,7 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
 
 
 def _types(connection: Any, found: Transform) -> dict[str, str]:
-    """Map each column to its type. Each expression is bound separately, so that an error can name its column."""
+    """Return the type of each column. Each expression is bound separately, so that an error can name its column."""
     import duckdb  # as in open_connection
 
     def bound(where: str, query: str) -> Any:
@@ -236,6 +238,7 @@ class _Checker:
         self._suspicions: dict[str, None] = {}
 
     def transform(self, sql: str, records_json: str) -> Transform:
+        """Check a SELECT, and return the transform that it declares. Raises SpecError."""
         node = self._statement(sql)
         self._clauses(node)
         columns = []
@@ -247,7 +250,7 @@ class _Checker:
             columns.append(TransformedColumn(name, self._text(plain), written, used, self._fails(plain)))
         names = [column.name.lower() for column in columns]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise SpecError(f"transform: the SELECT makes the column {twice} twice; give one another name with AS")
+            raise SpecError(f"transform: the SELECT computes the column {twice} twice; rename one of them with AS")
         where = [self._condition(part) for part in _conjuncts(node["where_clause"])]
         used = tuple(sorted({name for part in _conjuncts(node["where_clause"]) for name in self._fields_of(part)}))
         return Transform(
@@ -274,14 +277,14 @@ class _Checker:
         if not plain or any(
             table.get(key) for key in ("schema_name", "catalog_name", "column_name_alias", "at_clause")
         ):
-            raise SpecError("transform: write FROM records alone: a record's row depends on nothing else")
+            raise SpecError("transform: write only `FROM records`, because a row may depend only on its own record")
         self._alias = table["alias"] or "records"
         refused = [_NO_MODIFIERS.get(m["type"], m["type"]) for m in node["modifiers"]]
         refused += [word for key, word in _NO_CLAUSES.items() if node[key] and node[key] != {"map": []}]
         refused += ["USING SAMPLE"] * bool(table["sample"])
         refused += ["GROUP BY"] * (node["aggregate_handling"] != "STANDARD_HANDLING")
         if refused:
-            raise SpecError(f"transform: {refused[0]} is not allowed: a record's row depends on this record alone")
+            raise SpecError(f"transform: {refused[0]} is not allowed, because a row may depend only on its own record")
 
     def _columns(self, select_list: Sequence[_Node]) -> Iterator[tuple[str, _Node]]:
         for expression in select_list:
@@ -297,9 +300,9 @@ class _Checker:
 
     def _star(self, star: _Node) -> Iterator[tuple[str, _Node]]:
         if star["expr"] or any(star[key] for key in ("qualified_exclude_list", "rename_list") if key in star):
-            raise SpecError("transform: of `*` only EXCLUDE and REPLACE are allowed; name the columns")
+            raise SpecError("transform: `*` allows only EXCLUDE and REPLACE; otherwise, name the columns")
         if star["relation_name"].lower() not in {"", self._alias.lower()}:
-            raise SpecError(f"transform: {star['relation_name']}.* is not possible; name each field")
+            raise SpecError(f"transform: {star['relation_name']}.* is not allowed; name each field")
         without = {name.lower() for name in star["exclude_list"]}
         instead = {part["key"].lower(): part["value"] for part in star["replace_list"]}
         if unknown := sorted((without | instead.keys()) - self._fields.keys()):
@@ -310,7 +313,9 @@ class _Checker:
                 yield name, instead.get(lower, field)
 
     def _fails(self, expression: _Node) -> str:
-        """Return an SQL condition that is true if the expression fails. Avoids exceptions per record if possible."""
+        """Return an SQL condition that is true if the expression fails. It avoids an exception for each record if
+        possible.
+        """
         if expression["class"] in {"COLUMN_REF", "CONSTANT"}:
             return "false"
         kind = expression.get("type_expr")
@@ -327,7 +332,7 @@ class _Checker:
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _suspect(self, part: Any) -> None:
-        """Collect conditions that select the records for which a cast or division in this expression may fail."""
+        """Collect conditions that are true for records for which a cast or division in this expression may fail."""
         if isinstance(part, list):
             for inner in part:
                 self._suspect(inner)
@@ -382,7 +387,7 @@ class _Checker:
         return tuple(sorted(found))
 
     def _without_unnest(self, expression: Any) -> Any:
-        """Replace each UNNEST with a column that an inner query computes."""
+        """Return the expression with each UNNEST replaced by a column, which an inner query computes."""
         if isinstance(expression, list):
             return [self._without_unnest(part) for part in expression]
         if not isinstance(expression, dict):
@@ -418,7 +423,8 @@ class _Checker:
                 pass
             case other:
                 raise SpecError(
-                    f"transform: {_NO_CLASSES.get(other, other)} is not allowed: write a function of a record"
+                    f"transform: {_NO_CLASSES.get(other, other)} is not allowed: use only functions of the record's "
+                    "fields"
                 )
         for value in part.values():
             self._walk(value, names)
@@ -437,17 +443,22 @@ class _Checker:
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
-            raise SpecError("transform: `->` is for JSON; write functions of list elements as `lambda x: …`")
+            raise SpecError("transform: `->` reads JSON; write a function of list elements as `lambda x: …`")
         return [] if single else [path[0].lower() for path in columns]
 
     def _function(self, call: _Node) -> None:
         name = call["function_name"].lower()
         if call["schema"] or call["catalog"] or call["filter"] or call["distinct"] or call["order_bys"]["orders"]:
-            raise SpecError(f"transform: {name} is written as an aggregate or with a schema; write the function alone")
+            raise SpecError(
+                f"transform: {name} is called as an aggregate or with a schema name; write only its name and arguments"
+            )
         if name in _BY_NAME and not _is_repeatable(call):
             raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
         if name in _SIZED and not all(map(_is_small, call["arguments"][_SIZED[name] : _SIZED[name] + 3])):
-            what = f"its length must be a constant up to {MAX_SIZE:,}, because a record could ask for any memory"
+            what = (
+                f"its length must be a constant up to {MAX_SIZE:,}, because otherwise a record could use unlimited "
+                "memory"
+            )
             raise SpecError(f"transform: {name}: {what}")
         if _size(call) > MAX_SIZE:
             raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_SIZE:,}")
@@ -462,7 +473,9 @@ class _Checker:
             inner = self._statement(f"SELECT {definition}")["select_list"]
             self._walk(inner, {parameter.lower() for parameter in parameters})
         except SpecError:
-            raise SpecError(f"transform: {name} is not a function of one record with a lasting result") from None
+            raise SpecError(
+                f"transform: {name} uses functions that may return different results for the same record"
+            ) from None
         self._stable.add(name)
 
 
@@ -470,7 +483,7 @@ _DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
 
 
 def _with_try_casts(part: Any) -> Any:
-    """Replace all casts in an expression with TRY_CAST, which returns null instead of failing."""
+    """Return an expression with all casts replaced by TRY_CAST, which returns null instead of failing."""
     if isinstance(part, list):
         return [_with_try_casts(inner) for inner in part]
     if not isinstance(part, dict):
@@ -483,7 +496,9 @@ _COLUMN: _Node = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": ""}
 
 
 def _is_small(argument: _Node) -> bool:
-    """Return whether an argument is a constant that limits the result: a text, or a number up to `MAX_SIZE`."""
+    """Return whether an argument is a constant that limits the result's length: a text, or a number up to the
+    maximum.
+    """
     literal = argument["expression"].get("literal", {})
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
         return bool(argument["expression"]["class"] == "CONSTANT")
@@ -492,7 +507,10 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _size(part: Any) -> int:
-    """Return the maximum length of a result: the product of the constants in nested calls of `_SIZED`; at least 1."""
+    """Return the maximum length of a result; at least 1.
+
+    It is the product of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`.
+    """
     if isinstance(part, list):
         return max(map(_size, part), default=1)
     if not isinstance(part, dict):

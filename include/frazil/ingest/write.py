@@ -23,19 +23,23 @@ MAX_BUFFER_BYTES = 256 * 2**20
 MAX_OPEN_BYTES = 512 * 2**20
 """Maximum bytes of a writer's open files in memory. Above this, it closes the least recently written file."""
 FIRST_GUESS_BYTES_PER_BYTE = 3.0
-"""Estimate of Arrow bytes per Parquet byte, used until the first write has measured the ratio."""
+"""Estimate of Arrow bytes per Parquet byte, used until the first write has measured this ratio."""
 MAX_MERGED_BYTES = 2**20
-"""Maximum size (bytes) of buffered tables that are merged. The overhead of larger tables is relatively small."""
+"""Maximum size in bytes of a buffered table that is merged with others. Larger tables have relatively little
+overhead.
+"""
 MIN_MERGED_TABLES = 8
 MAX_UNSPLIT_BYTES = 64 * 2**20
-"""Maximum bytes of rows that are buffered before they are split by partition, to avoid tiny parts."""
+"""Maximum bytes of rows that are buffered before they are split by partition. Splitting fewer rows would make tiny
+parts.
+"""
 MIN_PART_ROWS = 512
-"""An added table is split by partition immediately if it has at least this many rows per partition on average.
+"""Minimum average number of rows per partition with which an added table is split immediately.
 
 Splitting off a part costs as much as handling about this many rows.
 """
 COLUMN_BYTES = 512
-"""Approximate memory (bytes) of each column of a table, in addition to its values."""
+"""Approximate bytes of memory for each column of a table, in addition to its values."""
 
 
 @dataclass
@@ -200,7 +204,7 @@ class TableWriter:
                     self._io.delete(staged.path)
 
     def _bytes_worth_writing(self) -> float:
-        """Return the number of buffered Arrow bytes from which a partition is written.
+        """Return the minimum number of buffered Arrow bytes at which a partition is written.
 
         This is the size of a row group or, with a sort order, of a whole file.
         """

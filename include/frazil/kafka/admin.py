@@ -1,4 +1,4 @@
-"""The driver's metadata requests to Kafka: ids of the cluster and topics, and offsets of partitions."""
+"""Metadata requests to Kafka: ids of the cluster and its topics, and offsets of partitions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
+"""Default timeout (s) of a request."""
 POLL_S = 0.1
-"""Interval (s) at which connection errors are checked while a request waits for its answer."""
+"""Interval (s) at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
-"""Timeout (s) of an interactive command's request to Kafka. The command does not retry after a timeout."""
+"""Timeout (s) of a request for an interactive command, which does not retry."""
 MAX_TOPICS = 1000
-"""Maximum number of topics that may match a pattern, because each commit stores the offsets of all topics."""
+"""Maximum number of topics that may match a pattern. Each commit stores the offsets of all of them."""
 LEADER_MOVES = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -39,7 +40,9 @@ LEADER_MOVES = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-"""Errors of a partition whose leader is moving, or does not serve the partition yet. A retry usually succeeds soon."""
+"""Error codes of a partition whose leader is moving or does not serve the partition yet. A retry usually succeeds
+soon.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,9 @@ class Topics:
 
 
 class KafkaOffsets:
-    """An admin client for the requests that frazil makes. Each method sends one batched request per broker.
+    """An admin client with the requests that frazil needs. Each method sends one batched request per broker.
 
-    Errors name the `stream`, if it is given. `client` creates the underlying client, or returns a shared one.
+    If `stream` is given, error messages name it. `client` creates the underlying client, or returns a shared one.
     """
 
     def __init__(
@@ -83,7 +86,8 @@ class KafkaOffsets:
     def describe(self) -> Topics:
         """Fetch the cluster id, the topic ids and all partitions. For a pattern, includes the topics that match now.
 
-        Raises TopicMissing if a named topic does not exist, and SpecError if too many topics match the pattern.
+        Raises TopicMissing if a topic listed in `source.topics` does not exist, and SpecError if too many topics match
+        the pattern.
         """
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
@@ -105,7 +109,7 @@ class KafkaOffsets:
         """Raise AccessDenied if one of these topics exists, but is hidden from the principal.
 
         `topics` are missing from Kafka's list of topics. The list omits topics that the principal may not describe, as
-        if they were deleted. A request by name tells the two cases apart: Kafka refuses it for a hidden topic, and
+        if they were deleted. A request by name distinguishes the two cases: Kafka refuses it for a hidden topic, and
         reports a deleted topic as unknown.
         """
         hidden = []
@@ -122,10 +126,11 @@ class KafkaOffsets:
             raise AccessDenied(
                 f"{place(self._stream, self._servers)}: Kafka does not let the stream describe topics that it has "
                 f"read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on "
-                "their names, so Kafka reports it"
+                "their names, so that Kafka can report this"
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
+        """Return the topics that match the pattern now. Raises SpecError if there are too many."""
         found = [topic for topic in self._admin.list_topics(timeout=self._timeout_s).topics if topic in pattern]
         if len(found) > MAX_TOPICS:
             raise SpecError(
@@ -142,7 +147,9 @@ class KafkaOffsets:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Map each topic to Kafka's description. Raises TopicMissing, but leaves out topics that match a pattern."""
+        """Return Kafka's description of each topic. Missing topics are omitted for a pattern; otherwise raises
+        TopicMissing.
+        """
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -158,15 +165,15 @@ class KafkaOffsets:
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Map each topic-partition to the first offset that Kafka still has."""
+        """Return the first offset that Kafka still has, by topic-partition."""
         return self._list_committed(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Map each topic-partition to its last stable offset, the end of the log for a `read_committed` reader."""
+        """Return the last stable offset by topic-partition: the end of the log for a `read_committed` reader."""
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Map each topic-partition to its log end: last stable offset, high watermark and leader epoch.
+        """Return the log's end by topic-partition: last stable offset, high watermark and leader epoch.
 
         Sends two concurrent requests.
         """
@@ -178,10 +185,10 @@ class KafkaOffsets:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def cut(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Map each truncated log to the offset at which it was truncated.
+        """Return the offset at which each truncated log was truncated.
 
         Each position is an offset that was read, and its leader epoch. Logs that were not truncated below their
-        position are left out. The offsets are found by bisection, because Kafka can only tell whether a given offset
+        position are omitted. The offsets are found by bisection, because Kafka can only tell whether a given offset
         still belongs to the log.
         """
         first = self.earliest(positions)
@@ -195,7 +202,7 @@ class KafkaOffsets:
         return {tp: at for tp, (at, _) in spans.items()}
 
     def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Map each topic-partition to its first offset with a timestamp at or after `when`.
+        """Return the first offset with a timestamp at or after `when`, by topic-partition.
 
         If all records are older, this is the end of the log.
         """
@@ -207,19 +214,21 @@ class KafkaOffsets:
     def starts(
         self, start: Literal["earliest", "latest"] | datetime, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, int]:
-        """Map each topic-partition to its first offset for the stream's declared `source.start`."""
+        """Return the first offset for the declared `source.start`, by topic-partition."""
         if start == "earliest":
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
     def _list_committed(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
+        """Return the offsets that a `read_committed` reader sees."""
         (answers,) = self._list_offsets(partitions, (which, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
     def _list_offsets(
         self, partitions: Iterable[TopicPartition], *questions: tuple[OffsetSpec, IsolationLevel]
     ) -> list[dict[TopicPartition, Any]]:
-        """Send concurrent requests, and return the answers to each. They are repeated while a leader is moving.
+        """Send concurrent requests for offsets, and return the responses to each. Repeats them while a leader is
+        moving.
 
         librdkafka sends each request to the leader that it knows. Kafka returns an error if the leader has moved, or if
         the broker does not serve a new topic yet. Only then does librdkafka look for the new leader.
@@ -253,9 +262,10 @@ class KafkaOffsets:
         return answers
 
     def _wait_for(self, answer: Future[Any]) -> Any:
-        """Wait for the answer. Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses access.
+        """Wait for a response and return its result.
 
-        librdkafka reconnects forever, even after a refusal. Refusals are therefore taken from its connection errors.
+        Raises KafkaException, TimeoutError, and AccessDenied if the broker refuses access. librdkafka reconnects
+        forever, even after a refusal. A refusal is therefore detected from the client's connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], POLL_S).done:
@@ -269,9 +279,11 @@ class KafkaOffsets:
         return found
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
+        """Return AccessDenied if the error is a refusal of `what`; otherwise None."""
         return refusal(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
+        """Return frazil's error for an error of a request. `doing` is what the request did, such as "describing"."""
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
@@ -279,7 +291,7 @@ class KafkaOffsets:
         what = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             if isinstance(self._topics, TopicPattern):
-                return TopicMissing(f"{what}: a topic that matched was deleted. The next poll leaves it out")
+                return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_timeout(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
@@ -289,7 +301,7 @@ class KafkaOffsets:
 
 
 def is_timeout(error: BaseException | None) -> bool:
-    """Return whether the cause of an error is that a request to Kafka timed out."""
+    """Return whether the error is a timeout of a request to Kafka."""
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)

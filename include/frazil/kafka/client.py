@@ -1,4 +1,6 @@
-"""Shared by librdkafka clients: checks of declared properties, errors for refused access, and a safe admin client."""
+"""Parts that clients of librdkafka share: checks of declared properties, errors for refused access, a safe admin
+client.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +28,37 @@ DENIED = frozenset(
         KafkaError.GROUP_AUTHORIZATION_FAILED,
     }
 )
+"""Error codes for refused access."""
 
 _CERTIFICATE = re.compile(r"certificate verify failed|SSL routines.*alert .*(certificate|unknown ca)")
+"""Matches errors about TLS certificates."""
 _TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+"""The beginning of librdkafka's error when it cannot fetch an OAuth token."""
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
 )
-"""Token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka. Others may be temporary."""
+"""Matches token errors that a retry cannot fix: error codes of RFC 6749, and a text of librdkafka. Others may be
+temporary.
+"""
 
 MAX_ERROR_AGE_S = 30.0
-"""Maximum age (s) of a connection error that is reported as a missing answer's cause. librdkafka repeats it later."""
+"""Maximum age (s) of a connection error that is reported as the cause of a missing response. librdkafka repeats errors
+that persist.
+"""
 
 _UNKNOWN_PROPERTY = ("No such configuration property", "Java ")
+"""Beginnings of librdkafka's errors for properties that it does not have."""
 _INVALID_VALUE = "Invalid value"
+"""The beginning of librdkafka's error for an invalid value."""
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
-"""Properties that are not checked, because they take effect as soon as they are set."""
+"""Properties that are not checked, because setting them already has an effect."""
 
 _unused_clients: deque[AdminClient] = deque()
+"""Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""
 
 
 def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """Return the error for a permanent refusal; None for any other error of a client.
+    """Return AccessDenied if a client's error is a permanent refusal; None for any other error.
 
     `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
     """
@@ -71,16 +83,16 @@ def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str
 
 
 def place(stream: str | None, servers: str) -> str:
-    """Return the beginning of an error's message: the stream, if it is known, and the brokers."""
+    """Return the beginning of an error message: the stream, if it is known, and the brokers."""
     return f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
 
 
 class _ConnectionErrors:
     """Collects the connection errors that `poll` delivers.
 
-    An error may have occurred at any time since the previous poll, so it is stored with the time of that poll. This is
-    a separate object, because librdkafka's callback refers to it. If the callback referred to the client itself, only
-    the garbage collector could free the client.
+    An error may have occurred at any time since the previous poll, so it is stored with the time of that poll.
+    librdkafka's callback refers to this object instead of the client. Otherwise only the garbage collector could free
+    the client.
     """
 
     def __init__(self) -> None:
@@ -90,17 +102,18 @@ class _ConnectionErrors:
     def add(self, error: KafkaError) -> None:
         self.errors.append((self._polled_s, error))
 
-    def recent(self) -> list[KafkaError]:
+    def get_recent(self) -> list[KafkaError]:
+        """Return the errors that are not too old."""
         self._polled_s = now_s = time.monotonic()
         return [error for at_s, error in self.errors.copy() if now_s - at_s < MAX_ERROR_AGE_S]
 
 
 class AdminClient(confluent_admin.AdminClient):
-    """An admin client that is safe to garbage-collect while it waits for answers.
+    """An admin client that is safe to garbage-collect while it waits for responses.
 
     librdkafka aborts the process if a client is destroyed in one of the client's own threads. These threads run Python
-    code when an answer arrives or times out, so the garbage collector may run in them. A client that is freed in such a
-    thread is kept alive until a Python thread creates another client.
+    code when a response arrives or times out, so the garbage collector may run in them. A client that is freed in such
+    a thread is kept alive until a Python thread creates another client.
     """
 
     def __init__(self, properties: Mapping[str, str | int]) -> None:
@@ -109,12 +122,12 @@ class AdminClient(confluent_admin.AdminClient):
         tokens.create_client(super().__init__, {**properties, "error_cb": self._connection_errors.add})
 
     def connection_errors(self) -> list[KafkaError]:
-        """Return the recent connection errors since the last answer, newest last."""
+        """Return the recent connection errors since the last response, oldest first."""
         self.poll(0)
-        return self._connection_errors.recent()
+        return self._connection_errors.get_recent()
 
     def clear_errors(self) -> None:
-        """Discard the connection errors, because an answer has arrived."""
+        """Discard the connection errors, because a response has arrived."""
         self.connection_errors()
         self._connection_errors.errors.clear()
 
@@ -124,6 +137,7 @@ class AdminClient(confluent_admin.AdminClient):
 
 
 def _destroy_unused_clients() -> None:
+    """Destroy the clients that were freed in librdkafka's threads, unless this is such a thread."""
     if _is_foreign_thread():
         return
     for _ in range(len(_unused_clients)):
@@ -135,13 +149,13 @@ def _destroy_unused_clients() -> None:
 
 
 def _is_foreign_thread() -> bool:
-    """Return whether this thread was started by a library and not by Python."""
+    """Return whether a library, not Python, started this thread."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Raise SpecError if librdkafka rejects the declared properties when a client is created."""
+    """Convert librdkafka's error to SpecError if it rejects the declared properties of a new client."""
     try:
         yield
     except KafkaException as error:
@@ -149,7 +163,7 @@ def client_errors() -> Iterator[None]:
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """Map each property with an invalid name or value to librdkafka's error; empty if all properties are valid.
+    """Return librdkafka's error for each property with an invalid name or value; empty if all properties are valid.
 
     Needs no broker. References and secrets are not checked, because only the writer's host knows their values.
     """
@@ -182,6 +196,7 @@ def _mechanism_problem(mechanism: str) -> str:
 
 
 def _property_error(properties: Mapping[str, str]) -> str:
+    """Return librdkafka's error for a property; empty if it is valid."""
     try:
         Consumer({"group.id": "frazil", "log_level": "0", **properties}).close()
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Finds the offsets at which Kafka has records, with a plain consumer that shares no code with the writer."""
+"""Reads which offsets hold committed records in Kafka, with a plain consumer that shares no code with the writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 MAX_SILENCE_S = 60.0
+"""Maximum time (s) without a message from Kafka before reading fails."""
 MESSAGES_PER_CALL = 10_000
+"""Maximum number of messages that one call of the consumer returns."""
 
 _SETTINGS = {
     # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
@@ -27,12 +29,13 @@ _SETTINGS = {
     "enable.partition.eof": True,
     "fetch.queue.backoff.ms": 5,
 }
+"""librdkafka properties of the consumer."""
 
 
 def read_offsets(
     properties: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return a tally of the offsets of committed records in each range `[start, end)`.
+    """Return the offsets of committed records in each range `[start, end)`.
 
     Raises KafkaUnavailable if the brokers send nothing for too long, or if retention deletes the beginning of a range
     in the meantime.
@@ -50,7 +53,7 @@ def read_offsets(
 def _drain(
     consumer: Consumer, open_ranges: dict[TopicPartition, tuple[int, int]], tallies: dict[TopicPartition, OffsetTally]
 ) -> None:
-    """Read until every open range is complete, and add the offsets of its records to the tally.
+    """Read until every open range is complete, and add the offsets of its records to its tally.
 
     A range is complete when its last offset, a later record, or the end of the partition has been read.
     """
@@ -77,11 +80,13 @@ def _drain(
 
 
 def _read(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Return a message's topic-partition and offset, and whether the message is a record (not an end of partition)."""
+    """Return a message's topic-partition and offset, and whether it is a record. The end of a partition is not a
+    record.
+    """
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:
         return tp, message.offset() or 0, True
     if error.code() == KafkaError._PARTITION_EOF:
         return tp, message.offset() or 0, False
-    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or without the source")
+    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or without comparing with Kafka")

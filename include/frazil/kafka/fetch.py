@@ -1,7 +1,7 @@
-"""Fetches one message of each topic-partition, to learn what only a fetch shows.
+"""Fetches one message from each topic-partition to find out what only a fetch can show.
 
-A broker may allow describing a topic, but not reading it. A leader tells only a consumer whether its log still contains
-an offset of a leader epoch. These consumers do not join a group or commit offsets.
+A broker may allow describing a topic, but not reading it. A leader reports only to a consumer whether its log still
+contains an offset of a leader epoch. These consumers do not join a group or commit offsets.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
 ANSWER_TIMEOUT_S = 20.0
+"""Timeout (s) for the responses of all topic-partitions."""
 _MESSAGES_PER_CALL = 100
 _MAX_NAMES = 5
+"""Maximum number of names in a message."""
 _SETTINGS = {
     "group.id": "frazil",  # never joined
     "enable.auto.commit": False,
@@ -33,14 +35,15 @@ _SETTINGS = {
     "fetch.wait.max.ms": 5,
     "fetch.queue.backoff.ms": 5,
 }
+"""librdkafka properties of the consumers."""
 
 
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose log no longer contains their position, an offset and its leader epoch.
+    """Return the topic-partitions whose log no longer contains their position: an offset and its leader epoch.
 
-    Includes positions that retention deleted. Raises KafkaUnavailable if an answer is missing after the timeout.
+    Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing after the timeout.
     """
     if not positions:
         return frozenset()
@@ -67,9 +70,9 @@ def find_diverged(
 def check_readable(
     properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, within_s: float
 ) -> None:
-    """Try to read one partition of each topic, from its end, which transfers no records.
+    """Check that the stream may read each topic, by fetching from the end of one partition. This transfers no records.
 
-    Raises AccessDenied if the broker refuses some topics, and KafkaUnavailable if a topic gets no answer in time.
+    Raises AccessDenied if the broker refuses some topics, and KafkaUnavailable if a topic gets no response in time.
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
@@ -86,13 +89,15 @@ def check_readable(
     if refused:
         raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_names(refused)}. Grant Read on them")
     if waiting:
-        raise KafkaUnavailable(f"{where}: no answer to a fetch of {_names(waiting)} within {within_s:g} s")
+        raise KafkaUnavailable(
+            f"{where}: no response to a fetch of {_names(waiting)} within {within_s:g} s. Check the brokers"
+        )
 
 
 def _answers(
     consumer: Consumer, waiting: Collection[object], *, within_s: float
 ) -> Iterator[tuple[TopicPartition, int | None]]:
-    """Yield each message's topic-partition and error code, until the caller has emptied `waiting` or time is up."""
+    """Yield each message's topic-partition and error code, until the caller has emptied `waiting` or the time is up."""
     deadline = time.monotonic() + within_s
     while waiting and time.monotonic() < deadline:
         for message in consumer.consume(_MESSAGES_PER_CALL, timeout=0.05):
@@ -101,6 +106,7 @@ def _answers(
 
 
 def _names(names: Iterable[str]) -> str:
+    """Return a list of the names as text, shortened to a maximum number of names."""
     names = sorted(names)
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return f"{', '.join(names[:_MAX_NAMES])}{more}"

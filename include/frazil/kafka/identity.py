@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """Ids of a Kafka cluster and its topics. Offsets are not valid in another cluster, or in a recreated topic."""
+    """The id of a Kafka cluster and the ids of its topics, by name.
+
+    Offsets are not valid in another cluster, or in a topic that was deleted and created again.
+    """
 
     cluster_id: str
     topic_ids: Mapping[str, str]

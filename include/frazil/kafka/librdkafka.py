@@ -1,7 +1,7 @@
 """Calls librdkafka's C API through ctypes, to read records without creating a Python object for each.
 
 The library is the one with which confluent-kafka's extension is linked, whether it comes from a wheel, conda or the
-system. Functions are looked up in the extension, which also finds those of the linked libraries.
+system. Looking up a function in the extension also finds the functions of its linked libraries.
 
 The structs in librdkafka's public header are stable. Nevertheless, each process checks them once: `librdkafka` creates
 a message and compares every field. The check takes a few milliseconds and needs no broker.
@@ -35,12 +35,18 @@ from frazil.kafka.tokens import TokenFunction
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
 _COPY = 0x2
+"""Flag of `produce`: copy the value."""
 _PURGE_QUEUE = 0x1
+"""Flag of `purge`: remove messages from the producer's queue."""
 _INVALID_OFFSET = -1001
+"""The offset of a message that has none (RD_KAFKA_OFFSET_INVALID)."""
 _TEXT_BYTES = 512
+"""Size of the buffers for error texts."""
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+"""The C type of librdkafka's callback for errors."""
 ThrottleCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int, c_void_p)
+"""The C type of librdkafka's callback for throttling by a broker."""
 TokenCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_void_p)
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -96,7 +102,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "produce": (c_int, [c_void_p, c_int32, c_int, c_char_p, c_size_t, c_char_p, c_size_t, c_void_p]),
     "purge": (c_int, [c_void_p, c_int]),
 }
-"""Map each function that is called (without the prefix `rd_kafka_`) to its result type and argument types."""
+"""Maps each function that is called (without the prefix `rd_kafka_`) to its result type and argument types."""
 
 
 class Message(Structure):
@@ -116,11 +122,11 @@ class Message(Structure):
 
 
 class LibraryUnusable(Exception):
-    """librdkafka's C API cannot be used in this process. The message gives the reason."""
+    """librdkafka's C API cannot be used in this process. The message says why."""
 
 
 class Librdkafka:
-    """librdkafka's functions, named without their prefix: `new` is `rd_kafka_new`. Each call releases the GIL."""
+    """librdkafka's functions, without their prefix: `new` is `rd_kafka_new`. Each call releases the GIL."""
 
     def __init__(self) -> None:
         self.addresses: dict[str, int] = {}
@@ -138,7 +144,10 @@ class Librdkafka:
         raise AttributeError(name)
 
     def new_configuration(self, properties: Mapping[str, str]) -> int:
-        """Create a configuration. The caller must pass it to a client or destroy it. Raises KafkaException."""
+        """Create a configuration and return its address. Raises KafkaException.
+
+        The caller must pass the configuration to a client or destroy it.
+        """
         conf = int(self.conf_new())
         problem = ctypes.create_string_buffer(_TEXT_BYTES)
         # Plugins define properties, so they are loaded first.
@@ -198,7 +207,9 @@ class Librdkafka:
         return int(client)
 
     def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
-        """Create a C list of topics, partitions and offsets. The caller must destroy the list."""
+        """Create a C list of topics, partitions and offsets, and return its address. The caller must destroy the
+        list.
+        """
         positions = [(topic.encode(), partition, offset) for topic, partition, offset in places]
         partitions = int(self.topic_partition_list_new(len(positions)))
         for topic, partition, offset in positions:
@@ -213,14 +224,14 @@ class Librdkafka:
             raise KafkaException(KafkaError(code))
 
     def check_error(self, error: int | None) -> None:
-        """Raise KafkaException if `error` is an error object, which is then freed; do nothing for None."""
+        """Raise KafkaException for an error object, and free the object. Does nothing for None."""
         if error:
             kafka_error = KafkaError(self.error_code(error), self.error_string(error).decode(errors="replace"))
             self.error_destroy(error)
             raise KafkaException(kafka_error)
 
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
-        """Return the first offset and the end offset of a partition. Raises KafkaException."""
+        """Return the first offset and the end offset of a partition, from the broker. Raises KafkaException."""
         low, high = c_int64(), c_int64()
         arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
         self.check(self.query_watermark_offsets(*arguments))
@@ -229,16 +240,19 @@ class Librdkafka:
 
 @cache
 def librdkafka() -> Librdkafka:
-    """Return the process's librdkafka. The first call checks it. Raises LibraryUnusable."""
+    """Return the process's librdkafka. The first call loads and checks it. Raises LibraryUnusable."""
     library = Librdkafka()
     if (version := library.version()) != (expected := confluent_kafka.libversion()[1]):
-        raise LibraryUnusable(f"its version is {version:#x}, and confluent-kafka has {expected:#x}")
+        raise LibraryUnusable(f"its version is {version:#x}, but confluent-kafka uses {expected:#x}")
     _check_message_layout(library)
     return library
 
 
 def _check_message_layout(library: Librdkafka) -> None:
-    """Check the layout of the message struct, using a message that is purged from a producer's queue."""
+    """Check the layout of the message struct with a message that is purged from a producer's queue.
+
+    Raises LibraryUnusable if a field does not have the expected value.
+    """
     conf = library.new_configuration({"log_level": "0"})
     library.conf_set_events(conf, EVENT_DR)
     producer = library._new_client(_PRODUCER, conf)
@@ -256,9 +270,9 @@ def _check_message_layout(library: Librdkafka) -> None:
         expected = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
         found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
         if (*found, message._private) != expected or not message.payload or not message.key:
-            raise LibraryUnusable("a message is not laid out as expected")
+            raise LibraryUnusable("the fields of a message do not have the expected values")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
-            raise LibraryUnusable("a message does not have the bytes that were written to it")
+            raise LibraryUnusable("a message's key or value differs from the bytes that were sent")
     finally:
         if event:
             library.event_destroy(event)

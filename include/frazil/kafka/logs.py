@@ -5,7 +5,7 @@ truncate a log. New records then reuse the lost offsets. Two signs reveal a trun
 
 First, a leader reports an end before an offset that was readable. A healthy leader never does this: a new leader
 returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's. Only a broker that has not noticed
-that it was replaced may report an older end, and its answer has an older leader epoch.
+that it was replaced may report an older end, and its response has an older leader epoch.
 
 Second, the leader knows the end offset of each leader epoch, however much the log has grown since. librdkafka requests
 this offset (`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
@@ -23,34 +23,36 @@ from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
 SHORT_POLLS = 3
-"""Number of consecutive polls with an end before the position that prove a truncation without a leader epoch."""
+"""Number of consecutive polls with a log end before the position that prove a truncation. Used without leader
+epochs.
+"""
 OUTDATED_POLLS = 60
-"""Number of consecutive outdated answers (from a replaced broker) after which reading fails."""
+"""Number of consecutive outdated responses, from a broker that was replaced, after which reading fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a topic-partition's log, as its leader reports it."""
+    """The end of a topic-partition's log, as the partition's leader reports it."""
 
     stable: int
-    """The last stable offset: the end of the log for a `read_committed` reader."""
+    """The last stable offset: the log's end for a `read_committed` reader."""
     high: int
     """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """The epoch of the leader that answered; None if the broker does not report it."""
+    """The epoch of the leader that responded; None if the broker does not report it."""
 
 
 class Answer(Enum):
-    """The meaning of a leader's answer for an offset that was readable before ("it")."""
+    """What a leader's response means for an offset that was readable before ("it" in the values)."""
 
-    VALID = "the same leader has it"
-    OUTDATED = "the broker was replaced and has not noticed: its ends mean nothing"
+    VALID = "the same leader still has it"
+    OUTDATED = "the broker has not noticed that it was replaced: ignore its ends"
     SHORT = "the log ends before it"
-    ANOTHER_LEADER = "the log may have been truncated, and have grown again: ask the leader"
+    ANOTHER_LEADER = "the log may have been truncated and then grown again: ask the leader"
 
 
 def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
-    """Classify a leader's answer for an offset that was readable when the leader had `known_epoch`."""
+    """Return what a leader's response means for an offset that was readable when the leader had `known_epoch`."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
         return Answer.OUTDATED
     if end.stable < offset:
@@ -69,30 +71,30 @@ class LogSource(Protocol):
 
 @dataclass(slots=True)
 class LogWatch:
-    """The last log ends that the partition leaders reported.
+    """The last log ends that the partition leaders reported, by topic-partition.
 
     An end moves back only if a new leader reports a lower end. A lower end from a lagging broker is ignored.
     """
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
-    """Map each topic-partition to its last stable offset."""
+    """The last stable offset."""
     high: dict[TopicPartition, int] = field(default_factory=dict)
-    """Map each topic-partition to its high watermark, which includes the records of open transactions."""
+    """The high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
-    """Map each topic-partition to the epoch of the last leader whose log was found to contain the stream's position."""
+    """The epoch of the last leader whose log was found to contain the stream's position."""
     short: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive polls in which the log ended before the stream's position."""
     outdated: dict[TopicPartition, int] = field(default_factory=dict)
-    """Number of consecutive polls that were answered by a broker with an outdated leader epoch."""
+    """Number of consecutive polls to which a broker with an outdated leader epoch responded."""
 
     def poll(
         self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
-        """Poll the ends of the logs. Returns a map from each truncated log to the offset at which it was truncated.
+        """Poll the ends of the logs. Returns the offset at which each truncated log was truncated.
 
         A log counts as truncated only if it was truncated below the stream's position (`offsets`). The stored ends of
         all other logs are updated. `epochs` are the leader epochs of the records at the positions. Raises the errors of
-        `kafka`, and KafkaUnavailable if too many consecutive answers are outdated.
+        `kafka`, and KafkaUnavailable after too many consecutive outdated responses.
         """
         ends = kafka.log_ends(offsets)
         answers = {
@@ -121,15 +123,15 @@ class LogWatch:
         """
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
-    def in_transactions(self) -> dict[TopicPartition, int]:
-        """Map each topic-partition with open transactions to the number of offsets that they hold back."""
+    def count_in_transactions(self) -> dict[TopicPartition, int]:
+        """Return the number of offsets that open transactions hold back, for each topic-partition that has any."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
     def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
-        """Raise KafkaUnavailable after too many consecutive outdated answers.
+        """Raise KafkaUnavailable after too many consecutive outdated responses.
 
-        A few outdated answers are normal during a leader election. If they continue, the stream silently stops reading.
+        A few are normal during a leader election. If they continued unnoticed, the stream would silently stop reading.
         """
         outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
@@ -142,6 +144,7 @@ class LogWatch:
             )
 
     def _update_ends(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
+        """Store the new ends of a log and the epoch of its leader."""
         self.stable[tp], self.high[tp] = stable, high
         if end.leader_epoch is not None:
             self.leader_epochs[tp] = end.leader_epoch
@@ -154,7 +157,7 @@ def find_truncations(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Map each log that was truncated below its position in `offsets` to the offset at which it was truncated.
+    """Return the offset at which each log was truncated below its position in `offsets`.
 
     A log that seems too short is polled again after `pause`, because only repeated polls prove a truncation.
     """
@@ -167,34 +170,43 @@ def find_truncations(
 
 
 def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Describe the offsets that retention deleted from each position to the first available offset; empty if none."""
+    """Return the offset ranges that retention deleted, as text: from each wanted position to the first available
+    offset.
+
+    Empty if nothing was deleted.
+    """
     return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
 
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
-    """Raise OffsetGap if retention deleted records at or after a position in `wanted`."""
+    """Raise OffsetGap if retention deleted records from a position in `wanted` on."""
     if lost := lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
-            "--to marker` continues at the first remaining offsets, and `source.on-gap: skip` always does"
+            "--to marker` continues at the first remaining offsets. With `source.on-gap: skip`, a writer always does "
+            "this"
         )
 
 
 def check_not_truncated(
     wanted: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, stream: str
 ) -> None:
-    """Raise OffsetGap if a log was truncated, at its offset in `ends`, below the stream's position in `wanted`."""
+    """Raise OffsetGap if a log was truncated below the stream's position in `wanted`.
+
+    `ends` contains the offset at which each truncated log was truncated.
+    """
     if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
-            f"Kafka lost records that stream {stream!r} had read already, and gives their offsets to new ones: {lost}. "
-            "The log was truncated (an unclean leader election, a disk or a broker restored from a backup). The table "
-            f"keeps what it has. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
-            "records land next to the old rows. With `source.on-gap: skip` a writer does so automatically"
+            f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "
+            f"{lost}. "
+            "The log was truncated (unclean leader election, lost disk, or restored backup). The table "
+            f"keeps its rows. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
+            "records are added to the old rows. With `source.on-gap: skip`, a writer does this automatically"
         )
 
 
 def _describe_ranges(ranges: Mapping[TopicPartition, tuple[int, int]]) -> str:
-    """Describe the ranges `[start, end)` that are not empty."""
+    """Return the ranges `[start, end)` as text, without empty ones."""
     return "; ".join(
         f"{topic}-{partition} offsets {start} to {end - 1}"
         for (topic, partition), (start, end) in sorted(ranges.items())

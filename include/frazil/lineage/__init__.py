@@ -1,1 +1,1 @@
-"""Reports writers, aggregations and maintenance to an OpenLineage backend, if OpenLineage's variables name one."""
+"""Reports writers, aggregations and maintenance to an OpenLineage backend, if environment variables declare one."""

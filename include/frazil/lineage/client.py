@@ -1,6 +1,7 @@
 """Creates and sends events with OpenLineage's own client, which needs the extra `lineage`.
 
-The client's variables declare the transport: `OPENLINEAGE_URL`, `OPENLINEAGE_CONFIG`, or `OPENLINEAGE__TRANSPORT__...`.
+The client's environment variables declare the transport: `OPENLINEAGE_URL`, `OPENLINEAGE_CONFIG`, or
+`OPENLINEAGE__TRANSPORT__...`.
 """
 
 from __future__ import annotations

@@ -15,15 +15,19 @@ from pyiceberg.table import Table
 from frazil.spec.units import parse_duration
 
 INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
+"""Environment variable with the time between RUNNING events of a writer."""
 DEFAULT_INTERVAL = "15m"
 PARENT = "OPENLINEAGE_PARENT_ID"
-"""The variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects it."""
+"""Environment variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects
+it.
+"""
 NAMESPACE = "OPENLINEAGE_NAMESPACE"
+"""Environment variable with the namespace of the jobs."""
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
 
 class State(StrEnum):
-    """OpenLineage's states of a run."""
+    """A run's states in OpenLineage."""
 
     START = "START"
     RUNNING = "RUNNING"

@@ -1,4 +1,4 @@
-"""Runs of batch jobs, such as an aggregation's day. Each run is a pair of events: START, then COMPLETE or FAIL.
+"""Reports runs of batch jobs, such as one day's aggregation. Each run has two events: START, then COMPLETE or FAIL.
 
 A thread sends the events. Only the end of the process waits for the thread, for up to two seconds. If the backend is
 down, START is sent together with the run's end event, or both are lost.
@@ -21,13 +21,16 @@ from frazil.lineage.stream import Sender
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
+"""Maximum time in seconds that the end of the process waits for unsent events."""
 MAX_QUEUED_EVENTS = 4_000
 """Maximum number of queued events; further events are lost. A maintenance run of 500 tables has 1,000."""
 
 Connect = Callable[[Settings, str], Sender]
+"""Creates the client that sends one run's events."""
 
 
 def connect(settings: Settings, job: str) -> Sender:
+    """Return a client for one run of a batch job. Raises ModuleNotFoundError without the extra `lineage`."""
     try:
         from frazil.lineage.client import Client  # needs an extra
     except ModuleNotFoundError as error:
@@ -52,10 +55,11 @@ class JobRun:
         """The client, used by the sending thread."""
 
     def started(self, at_ms: int, facts: RunFacts) -> None:
+        """Queue the event that the run started."""
         self._put(_Event(self, State.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
-        """Record that the run completed, or failed if the facts have an error."""
+        """Queue the event that the run completed, or failed if the facts have an error."""
         self._put(_Event(self, State.COMPLETE if facts.error is None else State.FAIL, at_ms, facts))
 
 
@@ -71,6 +75,7 @@ class Jobs:
         self._failed = False
 
     def run(self, job: str) -> JobRun:
+        """Return a new run of a job. Nothing is sent until it starts."""
         return JobRun(job, self._put)
 
     def open(self) -> None:

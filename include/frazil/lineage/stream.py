@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 RETRY_INTERVAL_MS = 60_000
 """Milliseconds between two attempts after an error of the backend."""
 CLOSE_TIMEOUT_S = 2.0
+"""Maximum time in seconds that the end of a run waits for unsent events."""
 
 
 class Sender(Protocol):
@@ -58,10 +59,11 @@ class StreamLineage:
         self._failed_ms: int | None = None
 
     def opens(self, load: Callable[[], Table]) -> None:
-        """Start sending: the table exists. The sending thread calls `load` to load it."""
+        """Start sending, now that the table exists. The sending thread calls `load` to load it."""
         self._load = load
 
     def take(self, event: Event) -> None:
+        """Record an event of the writer, which `write` reports later."""
         with self._lock:
             match event.what:
                 case EpochBegan(marker=marker):
@@ -76,11 +78,14 @@ class StreamLineage:
                     self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
-        """Record that the writer ended, with an error or (None) without."""
+        """Record that the writer ended. `error` is None if it ended without an error."""
         with self._lock:
             self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
+        """Return whether an event must be sent now. After an error of the backend, sending waits for
+        `RETRY_INTERVAL_MS`.
+        """
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:

@@ -16,12 +16,15 @@ RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
 """Environment variable with the location of a team's runbook: a URL or a path."""
 RUNBOOK = "docs/runbook.md"
 CLEARS_AT = 0.8
-"""Share of the threshold to which a value must fall to end its alert, so that the alert does not flap."""
+"""An alert ends when its value falls to this share of the threshold. The gap to the threshold keeps the alert from
+flapping.
+"""
 
 FEWEST_FILES = 256
-"""Smallest divisor for the bytes of a manifest list per data file: each list begins with 4 KiB of Avro schema.
+"""The bytes of a manifest list are divided by at least this many data files, because each list begins with 4 KiB of
+Avro schema.
 
-With the default threshold, manifest lists below 256 KiB never fire.
+With the default threshold, a manifest list below 256 KiB never fires an alert.
 """
 
 
@@ -36,7 +39,7 @@ class Reading:
     shown: str
     """The value as text for the user."""
     sentence: str
-    """Text of the alert: what is wrong when the value is beyond the threshold, and what to do now."""
+    """Text of the alert: what is wrong if the value is beyond the threshold, and what to do now."""
     hold_ms: int | None = None
     """Time that the value must stay beyond the threshold before the alert fires; None for `maintenance.alerts.hold`."""
     unread: bool = False
@@ -44,10 +47,12 @@ class Reading:
 
     @property
     def is_beyond(self) -> bool:
+        """Whether the value is above the threshold; False if it is unknown."""
         return self.value is not None and self.value > self.threshold
 
     @property
     def is_clear(self) -> bool:
+        """Whether the value is low enough to end the alert; False if it is unknown."""
         return self.value is not None and self.value <= CLEARS_AT * self.threshold
 
 
@@ -68,12 +73,12 @@ def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[R
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
     listed = f"{rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
     per_file = health.manifest_list_bytes / max(health.data_files, FEWEST_FILES)
-    sentence = f"{table} has {listed}: every query reads all of it before it plans. {rewrite}"
+    sentence = f"{table} has {listed}: every query reads all of it during planning. {rewrite}"
     yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, listed, sentence)
-    sentence = f"{table} has {health.manifests:,} manifests, which queries open to plan. {rewrite}"
+    sentence = f"{table} has {health.manifests:,} manifests; each query opens them during planning. {rewrite}"
     yield Reading("manifests", health.manifests, limits.manifests, f"{health.manifests:,} manifests", sentence)
-    oldest = f"the oldest of {utc(health.oldest_snapshot_at_ms)}"
-    sentence = f"{table} has {health.snapshots:,} snapshots, {oldest}: every commit takes longer for them. {expire}"
+    oldest = f"the oldest from {utc(health.oldest_snapshot_at_ms)}"
+    sentence = f"{table} has {health.snapshots:,} snapshots, {oldest}: they slow down every commit. {expire}"
     yield Reading("snapshots", health.snapshots, limits.snapshots, f"{health.snapshots:,} snapshots", sentence)
     size = rounded_bytes(health.metadata_bytes)
     sentence = (
@@ -99,13 +104,17 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
         added = rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
         since = f"since the last compaction, at {utc(last)}" if last else "and its history has no compaction"
-        sentence = f"{table} got {added} in {health.files_since_compaction:,} files {since}. {compact}"
+        sentence = f"{table} has received {added} in {health.files_since_compaction:,} files {since}. {compact}"
         shown = f"{added} added since the last compaction"
         yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
 
 
 def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Iterator[Reading]:
-    table, beyond, whose = health.table, health.delete_files, "frazil writes no delete files, so another engine does"
+    table, beyond, whose = (
+        health.table,
+        health.delete_files,
+        "frazil writes no delete files, so another engine wrote them",
+    )
     if health.merged:
         beyond = max(beyond - health.data_files, 0)
         whose = "merges leave at most one per data file, so others belong to removed data files or another engine"
@@ -122,9 +131,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if the average file is small, else 0.
+    """Return the number of data files if the average file is small, else 0; None if the file sizes are unknown.
 
-    Between "small" and "clearly not small", return at most the threshold, so that the alert neither fires nor ends.
+    If the average is only slightly above the limit, return at most the threshold, so that the alert neither fires nor
+    ends.
     """
     if health.data_files and not health.data_bytes:
         return None
@@ -143,7 +153,7 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
         status = f"`frazil status {stream.name}`"
         sentence = (
             f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
-            "its writer runs, is paused, or is held back and by what"
+            "its writer is paused, and what holds it back"
         )
         stale_s = _staleness_s(stream, age_ms, threshold_s)
         yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
@@ -183,6 +193,7 @@ def _why_unknown(stream: StreamHealth) -> str:
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
+    """Return what to do now: run the action that should have prevented the alert, or switch it on."""
     if enabled:
         return (
             f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "

@@ -2,12 +2,13 @@
 
 Pure. Each measurement gets the state of the previous one as a small JSON value (`AlertStates`), so any process can run
 the next measurement. For each rule, the first case that matches applies:
+
   1. The rule no longer applies (alerts were switched off, or the stream or table no longer exists): the alert resolves.
   2. The value is unknown: nothing changes.
   3. The alert is active: it stays active until the value is at most 80 % of the threshold.
   4. The value is not beyond the threshold: the hold time restarts.
-  5. The value was last seen beyond the threshold longer ago than both the hold time and three usual gaps between
-     measurements: the hold time restarts. The values in between are unknown.
+  5. The last value beyond the threshold is older than the hold time, and older than three usual gaps between
+  measurements: the hold time restarts, because the values in between are unknown.
   6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 
@@ -41,7 +42,9 @@ class Alert:
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that the alert is over."""
     alone: bool = True
-    """Whether this alert is reported on its own where each alert opens an incident; see `mark_reported_together`."""
+    """Whether this alert opens an incident of its own; False for alerts that are reported together
+    (`mark_reported_together`).
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, and add the link to the runbook's section about the rule."""
@@ -50,7 +53,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class AlertState:
-    """State of a rule whose value is beyond its threshold, or was when the alert fired."""
+    """State of a rule, from the time its value passes the threshold until its alert resolves."""
 
     since_ms: int
     active: bool
@@ -60,7 +63,7 @@ class AlertState:
     gap_ms: int = 0
     """Time between the last two measurements in which the value was beyond the threshold."""
     alone: bool = True
-    """`Alert.alone` of the alert, so that an alert reported alone also ends alone."""
+    """Copy of `Alert.alone`, so that an alert that was reported alone also ends alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ class AlertStates:
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Alerts reported alone keep the previous version's format, for a rollback."""
+        """Convert to JSON. States of alerts that are reported alone keep the previous version's format, which it can
+        read after a rollback.
+        """
         written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
         return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
 
@@ -90,7 +95,10 @@ def _is_state(kept: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AlertStep:
-    """The alert states after one measurement, and the alerts that fired, resolved or are active (with `fired`)."""
+    """Result of one measurement: the new alert states, and the alerts that fired, that resolved, and that are active.
+
+    `active` includes `fired`.
+    """
 
     states: AlertStates
     fired: tuple[Alert, ...]
@@ -99,7 +107,9 @@ class AlertStep:
 
 
 def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Update the states of a table with one more measurement."""
+    """Evaluate a table's rules on one more measurement, and return the new alert states with the alerts that
+    changed.
+    """
     seen = readings(health, settings, now_ms=now_ms)
     return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -107,7 +117,7 @@ def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, n
 def step_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Update the states of any subject with the readings of one measurement."""
+    """Return the step of any subject, such as a stream, from the readings of one measurement."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -137,7 +147,10 @@ def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
 
 
 def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[str, AlertStep]:
-    """Mark alerts that fire after the first `limit` alerts of a measurement as not alone. `steps` is by subject."""
+    """Return the steps with `alone` set to False for alerts that fire after the first `limit` alerts of a measurement.
+
+    `steps` maps each subject to its step.
+    """
     fired = [(subject, alert.rule) for subject, made in steps.items() for alert in made.fired]
     together = set(fired[limit:])
 
@@ -179,10 +192,15 @@ def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, tabl
 
 
 RULE = "unmeasured"
+"""Name of the rule that fires while a table cannot be measured."""
 
 
 def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Keep all active alerts, because it is unknown whether they are over. Fire `unmeasured` after the hold time."""
+    """Return the step of a table that cannot be measured: active alerts stay active, because it is unknown whether they
+    are over.
+
+    The alert `unmeasured` fires after the hold time.
+    """
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [
@@ -192,7 +210,7 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
     ]
     was = before.rules.get(RULE) or AlertState(now_ms, active=False)
     active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
-    sentence = f"{table} cannot be measured, so no other alert fires: {problem}"
+    sentence = f"{table} cannot be measured, so no other alert can fire: {problem}"
     made = Alert(RULE, table, problem, was.since_ms, sentence, was.alone)
     fired = (made,) if active and not was.active else ()
     after = AlertStates({**before.rules, RULE: AlertState(was.since_ms, active, alone=was.alone)})
@@ -200,7 +218,7 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
 
 
 def gone(before: AlertStates, table: str, why: str) -> AlertStep:
-    """End all alerts of a table that no longer exists."""
+    """Return the step of a table that no longer exists: all its alerts resolve."""
     over = [
         Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
         for rule, state in before.rules.items()

@@ -1,7 +1,8 @@
 """Finds busy partitions: partitions into which upsert streams are merging batches.
 
-A compaction of a busy partition usually conflicts with the next batch, which must then merge again. Sources are the
-changes of each stream's newest batches, and the journals of batches that wait for their merge.
+A compaction of a busy partition usually conflicts with the next batch, which must then merge again. The partitions are
+found in two places: the changes of each stream's newest batches, and the journals of batches that are staged but not
+merged yet.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from frazil.table.tables import state_location
 INTERVALS = 2
 """How long a changed partition counts as busy, in multiples of the stream's longest commit interval."""
 MAX_BATCHES = 12
-"""Maximum number of merged batches that are read, and of waiting batches."""
+"""Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
 
 def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
@@ -41,6 +42,7 @@ def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -
 
 
 def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
+    """Yield the partitions that one stream changed recently, or will change with its unmerged batches."""
     busy_ms = INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)

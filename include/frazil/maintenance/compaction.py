@@ -1,7 +1,8 @@
-"""Decides which partitions a compaction rewrites, which partitions it leaves, and why.
+"""Decides which partitions a compaction rewrites, which it leaves, and why.
 
-Pure; needs a deep measurement. Complete partitions come first; among these, those where a rewrite removes the most
-files per byte. A rewrite must at least halve a partition's small files; otherwise later runs would repeat it forever.
+Pure. Needs file counts per partition (`measure` with `deep=True`). Complete partitions come first. Among these, and
+then among the others, a rewrite that removes more files per byte comes first. A rewrite must at least halve a
+partition's small files; otherwise later runs would repeat it forever.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import counted
 
 DELETES_PER_FILE = 0.1
-"""Ratio of shared delete files to data files from which a partition is rewritten.
+"""Number of shared delete files per data file from which the whole partition is rewritten.
 
-For a delete file of a single data file, the share of deleted rows decides whether the data file is rewritten.
+A delete file that applies to only one data file does not count here. Whether that data file is rewritten depends on its
+share of deleted rows.
 """
 
 
@@ -31,17 +33,19 @@ class Rewrite:
     files: int
     bytes: int
     removed: int
-    """Number of files by which the rewrite reduces the partition."""
+    """Expected decrease in the partition's number of files."""
     reason: str
     applies_deletes: bool = False
     """Whether all files of the partition are rewritten, so that no delete file of the partition is left."""
     below_bytes: int | None = None
-    """Size below which files are rewritten, if only some of the small files are; else None."""
+    """Only files below this size are rewritten; None if all small files are."""
     old_spec_files: int = 0
-    """Number of files of older partition specs that Iceberg rewrites too: they may have rows of the partition."""
+    """Number of files of older partition specs that Iceberg rewrites too, because they may have rows of the
+    partition.
+    """
     old_spec_bytes: int = 0
     deleted_percent: int | None = None
-    """Percentage of deleted rows from which a data file is rewritten; None if no file has as many."""
+    """Data files with at least this percentage of deleted rows are rewritten; None if no file has as many."""
     small: bool = True
     """Whether the partition's small files are rewritten."""
     largest_bytes: int | None = None
@@ -50,21 +54,24 @@ class Rewrite:
     """Whether batches are being merged into the partition. The rewrite then comes last, and is retried."""
 
     @property
-    def in_part(self) -> bool:
+    def is_partial(self) -> bool:
         """Whether only some of the partition's files are rewritten, because all of them would exceed the budget."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
 
 MAX_BUSY_PIECES = 8
+"""Maximum number of rewrites of busy partitions in one run."""
 
 
 class LeftReason(StrEnum):
+    """Why a partition is left."""
+
     FEW = "too few small files"
     MARGINAL = "a rewrite would not halve them"
     OLD_SPEC = "an older partition spec"
-    OVERLAP = "small files of older partition specs next to them"
+    OVERLAP = "files of older partition specs would be rewritten too"
     BUDGET = "beyond the budget"
-    BUSY = "being merged into"
+    BUSY = "batches are being merged into them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,8 @@ class LeftPartition:
 
 @dataclass(frozen=True, slots=True)
 class CompactionPlan:
+    """What one compaction run rewrites, and what it leaves."""
+
     rewrites: tuple[Rewrite, ...]
     left: tuple[LeftPartition, ...]
     sentence: str
@@ -101,13 +110,17 @@ def plan_compaction(
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
-    """Decide which partitions of a deeply measured table one run rewrites.
+    """Choose the partitions that one run rewrites. `health` must be a deep measurement.
 
-    `complete_before_us`: partitions whose time range ends by then (microseconds since 1970) get no more rows; None if
-    unknown. `spec_id`: the default partition spec. Iceberg would spread the rows of older specs over many partitions,
-    so these are not rewritten. If their time range overlaps a chosen partition, Iceberg rewrites their small files
-    anyway, and they count against the budget. `busy`: partitions into which batches are merged. These come last, split
-    into a few rewrites, because each rewrite may force a batch to merge again.
+    Partitions whose time range ends by `complete_before_us` (microseconds since 1970) get no more rows; None if
+    unknown.
+
+    `spec_id` is the default partition spec. Partitions of older specs are not rewritten, because Iceberg would spread
+    their rows over many partitions. If their time range overlaps a chosen partition, Iceberg rewrites their small files
+    anyway, and they count against the budget.
+
+    `busy` are the partitions into which batches are being merged. They come last, in a few small rewrites, because each
+    rewrite may force a batch to merge again.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -171,7 +184,7 @@ def _evaluate(
 def _evaluate_small(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
 ) -> Rewrite | LeftPartition:
-    min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still written")
+    min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
     count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
     if count < min_count:
         return LeftPartition(
@@ -188,7 +201,9 @@ def _evaluate_small(
 
 
 def _rewrite_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
-    """Return a rewrite of the files with many deleted rows, merged with `small`, the rewrite of the small files."""
+    """Return a rewrite of the files with many deleted rows. `small` is the rewrite of the small files, which is added;
+    None if there is none.
+    """
     due = partition.deletes
     why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
     if small is None:
@@ -205,9 +220,10 @@ def _rewrite_due(partition: PartitionFiles, small: Rewrite | None, percent: int)
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split the rewrites of busy partitions into up to `MAX_BUSY_PIECES`, and return the partitions left for later.
+    """Split the rewrites of busy partitions into at most `MAX_BUSY_PIECES` pieces.
 
-    Each piece has at most the bytes of one target file, so that it finishes between two batches.
+    Return the pieces, and the partitions that are left for a later run. Each piece has at most the bytes of one target
+    file, so that it finishes between two batches.
     """
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
@@ -242,8 +258,9 @@ def _within_budget(
 
     Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and ends the run, so
     that no partition waits forever. A partition with shared delete files is taken whole or not at all. If such a
-    partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone. A rewrite is skipped if
-    it would not fit even alone, because of the files of `old` specs, or because no part of it would be halved.
+    partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone. A rewrite that exceeds
+    the whole budget together with the files of `old` specs is skipped. So is one of which no part is certain to be
+    halved.
     """
     taken: list[Rewrite] = []
     left: list[LeftPartition] = []
@@ -262,7 +279,7 @@ def _within_budget(
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
         if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
-            why = f"{rewrite.reason}; it exceeds the budget of any run, and no part of it is certain to be halved"
+            why = f"{rewrite.reason}; it exceeds the whole budget of a run, and no part of it is certain to be halved"
             left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
             continue
         if fitting is not None:
@@ -286,7 +303,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
 
 
 def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
-    """Add the files of older specs that Iceberg may rewrite together with the partition."""
+    """Return the rewrite with the files of older specs that Iceberg may rewrite together with the partition."""
     if not overlapping:
         return rewrite
     whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
@@ -298,7 +315,8 @@ def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -
 
 
 def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of some files that fits into `rest` bytes and halves them; None if fewer than two files fit.
+    """Return a rewrite of as many files as fit into `rest` bytes, which halves their number; None if fewer than two
+    files fit.
 
     Iceberg rewrites all files below a size. At most `bytes / below` files are as large as `below` (Markov's
     inequality). Rewriting an even number of files below half the target size halves their number. If the rewrite
@@ -340,9 +358,9 @@ def _sentence(taken: Iterable[Rewrite], left: Iterable[LeftPartition]) -> str:
     done, reasons = list(taken), Counter(each.why for each in left)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
-        where, become = counted(len(done), "partition"), "becomes" if files == 1 else "become"
-        head = f"{counted(files, 'file')} of {size:,} bytes in {where} {become} {gone:,} files fewer"
+        where = counted(len(done), "partition")
+        head = f"a rewrite of {counted(files, 'file')} of {size:,} bytes in {where} removes {counted(gone, 'file')}"
     else:
         head = "no partition is worth a rewrite"
-    rest = ", ".join(f"{count:,} for {why}" for why, count in reasons.most_common())
+    rest = ", ".join(f"{count:,} ({why})" for why, count in reasons.most_common())
     return f"{head}; partitions left: {rest}" if rest else head

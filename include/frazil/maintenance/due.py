@@ -1,7 +1,7 @@
 """Checks from metadata alone which actions may be worth running, without a JVM and without reading manifests.
 
-If an action may be worth it, a PySpark application starts; it measures deeply and decides again. Pure; does not load
-PyIceberg. `plan_manifests` decides for both.
+If an action may be worth running, a PySpark application starts. It counts the files of each partition and decides
+again. Both decisions use `plan_manifests`. Pure; does not load PyIceberg.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ManifestPlan:
 def plan_manifests(
     manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of manifests if they are too many and a rewrite at least halves their number.
+    """Plan a rewrite of manifests if there are too many, and if the rewrite at least halves their number.
 
     `manifests` maps the id of each partition spec to the number and total bytes of its manifests.
     """
@@ -43,13 +43,13 @@ def plan_manifests(
     worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
     if not worth:
         fewest = sum(ideal.values())
-        return ManifestPlan((), f"{counted(total, 'manifest')} would not be halved: their bytes take {fewest:,}")
+        return ManifestPlan((), f"{counted(total, 'manifest')} would not be halved: their bytes need {fewest:,}")
     left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
     return ManifestPlan(worth, f"{counted(total, 'manifest', 'becomes|become')} about {left:,}")
 
 
 FULL_CHECK_EVERY = timedelta(days=1)
-"""Interval of the full check, which finds problems that a shallow measurement does not show."""
+"""Interval of the full check, which finds problems that a measurement from metadata alone does not show."""
 
 
 class Action(StrEnum):
@@ -67,15 +67,17 @@ def enabled(settings: Maintenance, action: Action) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Due:
+    """Whether an action is due, and the reason."""
+
     due: bool
     reason: str
 
 
 def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
-    """Return whether each action is due, from a shallow measurement.
+    """Return for each action whether it is due, and why. `health` is a measurement from metadata alone.
 
-    With `full_check_at`, compaction and manifests are also due in the first run of each UTC day at or after that time,
-    if the table has enough files or manifests.
+    With `full_check_at`, compaction and manifests are also due in the first run at or after that time of each UTC day.
+    The table must have enough files or manifests.
     """
     again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
@@ -88,7 +90,9 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
 
 
 def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Return whether this is the first run since the last daily check time, by the clock alone."""
+    """Return whether this is the first run after the daily check time. Uses only the time and the interval between
+    runs.
+    """
     return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
 
 
@@ -101,9 +105,9 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
     if again:
         return Due(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
-    came = "came since the last compaction, or since the history begins"
+    came = "added since the last compaction, or since the history begins"
     if not files and health.last_compaction_at_ms is None:  # the history has no additions
-        files, size, came = health.data_files, health.data_bytes, "exist"
+        files, size, came = health.data_files, health.data_bytes, "in the table"
     growth = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
         return Due(False, f"{growth}: few enough, or large enough")
@@ -111,17 +115,17 @@ def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Du
 
 
 def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted. A table into which a stream merges always has some delete files.
+    """Return whether many rows are deleted, or delete files have lost their data files.
 
-    While the whole table is below half of `deleted-rows` percent, few files can need a rewrite, and the daily check
-    finds them.
+    A table into which a stream merges always has some delete files. While the whole table is below half of
+    `deleted-rows` percent, few files can need a rewrite, and the daily check finds them.
     """
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
 def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
-    """Check the manifests of all partition specs as one group; the daily check finds single specs."""
+    """Check the manifests of all partition specs together. Only the daily check looks at each spec."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
         return Due(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
@@ -129,7 +133,9 @@ def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
 
 
 def _expiry(health: TableHealth, settings: Expiry) -> Due:
-    """Check main's history only: older snapshots, to which a marker or tag refers, are kept anyway."""
+    """Check only main's history. Older snapshots exist only because a marker or tag refers to them, and are kept
+    anyway.
+    """
     if health.snapshots > settings.at_most:
         return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:

@@ -38,13 +38,15 @@ from frazil.table.tables import may_delete_files
 READER_TAG = "frazil-reader-"
 """Prefix of the tags of incremental readers. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Maximum age of commits kept because no signal covers their windows yet, as after a stalled watermark."""
+"""Commits whose windows have no signal yet, for example because the watermark is stalled, are kept up to this age."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Maximum age of a backfill's last commit for which snapshots are kept for its audit."""
+"""Snapshots are kept for the audit of a backfill until the backfill's last commit has this age."""
 AUDIT_RETENTION = timedelta(hours=6)
-"""Minimum age of snapshots that hourly audits need, even with a shorter retention."""
+"""Snapshots that hourly audits need are kept at least this long, even if the declared retention is shorter."""
 RECENT_SIGNALS = 500
+"""Maximum number of newest signals whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
+"""Table properties that limit the number of `metadata.json` versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,19 @@ class Pins:
     cursor: Cursor | None = None
     """Position up to which the signals have counted late rows and dead letters."""
     signalled: frozenset[int] = frozenset()
-    """Ids of snapshots that recent signals name; downstream jobs read exactly these snapshots."""
+    """Ids of snapshots named in recent signals; downstream jobs read exactly these snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
+    """Which snapshots expire, and which are kept longer."""
+
     expire: tuple[int, ...]
     kept: Mapping[int, str]
     """Ids of snapshots kept beyond the retention, with the reason for each."""
     sentence: str
     refused: bool = False
+    """Whether nothing may expire until an operator acts; `sentence` has the reason."""
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
@@ -95,7 +100,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
     single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
-    held = {line[at].snapshot_id: holds.get(at, "an older one is held") for at in range(plain, len(line))}
+    held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines)}
@@ -109,7 +114,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def unset_properties(metadata: TableMetadata) -> dict[str, str]:
-    """Return the defaults of properties that limit the number of `metadata.json` versions, if unset."""
+    """Return the default values of the `METADATA_PROPERTIES` that the table does not set."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
 
@@ -138,7 +143,7 @@ def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
 
 
 def _forbidding_settings(metadata: TableMetadata) -> str | None:
-    """Return the table setting that forbids every expiry; None if the table has none."""
+    """Return which table setting forbids expiry, as a sentence; None if none does."""
     if not may_delete_files(metadata.properties):
         return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
     main = metadata.refs.get(MAIN)
@@ -156,7 +161,7 @@ def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
 
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits with late rows or dead letters that no signal may have counted."""
+    """Return the indexes in `main` of commits whose late rows or dead letters may not be counted in a signal yet."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -169,7 +174,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main` up to which all snapshots must be kept, each with its reason."""
+    """Return indexes in `main`, each with its reason. All snapshots from the head up to such an index must be kept."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
@@ -207,18 +212,19 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     kept = _audited_snapshots(metadata, now_ms=now_ms)
-    reasons |= dict.fromkeys(kept, "the audit of its hour needs it for what was backfilled or skipped")
-    reasons |= dict.fromkeys(pins.signalled, "a signal names it")
+    reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
+    reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
         if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT):
-            reasons.setdefault(int(waiting), "a snapshot of main that is kept belongs to it")
+            reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
 
 
 def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
+    """Return the ids of recent snapshots whose summaries the hourly audit needs."""
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_IN_SUMMARY))]
@@ -227,7 +233,10 @@ def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
 def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that only other users' branches have, and those of main that their retention keeps."""
+    """Yield the snapshots that branches of other users keep, each with the reason.
+
+    These are snapshots outside main, and snapshots of main that the branch's own retention keeps.
+    """
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

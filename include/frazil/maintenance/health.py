@@ -22,19 +22,21 @@ def p10(sizes: Sequence[int]) -> int:
 class Deletes:
     """Delete files of one partition, and their effect on its data files.
 
-    Merges by frazil and Spark write one delete file per data file. Other engines may share one among data files.
+    Merges by frazil and Spark write one delete file per data file. A delete file of another engine may apply to several
+    data files.
     """
 
     bytes: int = 0
     rows: int = 0
     """Number of deleted rows in live data files. For a shared delete file, all rows that it lists count."""
     shared: int = 0
-    """Number of delete files that apply to several data files."""
+    """Number of delete files that apply to several data files, or delete by column values."""
     dangling: tuple[str, ...] = ()
     """Paths of delete files whose only data file is gone."""
     due_files: int = 0
     """Number of data files in which at least `maintenance.compaction.deleted-rows` percent of the rows are deleted."""
     due_bytes: int = 0
+    """Total bytes of the `due_files`."""
     due_largest_bytes: int = 0
     due_small_files: int = 0
     """Number of small files among the `due_files`."""
@@ -59,7 +61,9 @@ class PartitionFiles:
     window_end_us: int | None
     """End of the partition's event-time range, in microseconds since 1970; None if the partition has no event time."""
     window_begin_us: int | None = None
-    """Start of the same range; None if the partition has no event time."""
+    """Start of the partition's event-time range, in microseconds since 1970; None if the partition has no event
+    time.
+    """
     p10_bytes: int = 0
     deletes: Deletes = Deletes()
 
@@ -90,12 +94,12 @@ class StreamHealth:
 
     name: str
     lag: int | None
-    """Number of records in Kafka that are not committed yet, from a writer on this host or from Kafka."""
+    """Number of records in Kafka that are not committed yet, as reported by a writer on this host or by Kafka."""
     last_commit_at_ms: int | None
     """Time of the stream's newest batch; if the history has none, the time of the snapshot in the stream's marker."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
-    """Longest declared time between two commits of the stream, throttled or not."""
+    """Longest declared time between two commits of the stream, including while it is throttled."""
     lag_problem: str | None = None
     """Why the lag could not be read; None if the lag is known, or was not requested."""
     caught_up_at_ms: int | None = None
@@ -124,7 +128,9 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last commit that rewrote data files. If None, the next two count from the start of the history."""
+    """Time of the last commit that rewrote data files. If None, the next two fields count from the start of the
+    history.
+    """
     files_since_compaction: int
     """Number of data files by which the table has grown. Files that replace others, as in merges, do not count."""
     bytes_since_compaction: int
@@ -144,7 +150,7 @@ class TableHealth:
 
     @property
     def deleted_percent(self) -> float:
-        """Percentage of the rows in data files that are deleted: readers read these rows for nothing."""
+        """Percentage of the rows in data files that are deleted. Readers read these rows in vain."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

@@ -11,11 +11,11 @@ from frazil.table.made_tables import route_value
 
 
 class MadeElsewhere(SpecError):
-    """Raised if a table's name matches the template of a route, but the route did not create the table."""
+    """The table's name matches the template of a route, but the route did not create the table."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
-    """Load the table. Raises NoSuchTableError, MadeElsewhere, and any error of the catalog."""
+    """Load the table. Raises NoSuchTableError, NotMadeByRoute, and any error of the catalog."""
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table
@@ -26,6 +26,7 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
         if route_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
             return table
     raise MadeElsewhere(
-        f"table {maintained.identifier} is named like the tables of stream {maintained.streams[0].name!r}'s route, "
-        "but was not created by it: it is left alone. Add it to route.tables if the stream should write to it"
+        f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "
+        "to it"
     )

@@ -23,6 +23,7 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger("frazil")
 
 MAX_LISTED = 3
+"""Maximum number of tables in the name of the Spark application."""
 
 
 def run_maintenance(

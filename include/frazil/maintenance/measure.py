@@ -1,8 +1,8 @@
 """Measures a table's health cheaply: the cost grows with snapshots and manifests, not with rows or files.
 
 Reads the table's `metadata.json`, the newest snapshot's manifest list, each stream's newest 12 commit records, and the
-heartbeats of this host's writers. Opens no data files, and only the manifests that the newest 12 merges of an upsert
-stream added. A deep measurement also reads all manifests (`frazil.maintenance.deep`).
+heartbeats of this host's writers. Opens no data files. Of the manifests, it opens only those that the newest 12 merges
+of an upsert stream added. A deep measurement also reads all manifests (`frazil.maintenance.deep`).
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ from frazil.table.tables import state_location
 logger = logging.getLogger(__name__)
 
 MAX_RECORDS = 12
+"""Maximum number of commit records read per stream."""
 
 
 def measure(
     catalog: Catalog, maintained: MaintainedTable, *, now_ms: int, deep: bool = False, ask_kafka: bool = False
 ) -> TableHealth | None:
-    """Measure the table's current health; None if the table does not exist yet.
+    """Return the table's current health; None if the table does not exist yet. With `deep`, also count the files of
+    each partition.
 
-    With `ask_kafka`, Kafka reports the lag of streams without a writer on this host, if an alert needs it: `freshness`
-    after an old commit, or `lag`. Raises AccessDenied, CommitUnavailable, MadeElsewhere, and any error of the storage.
+    With `ask_kafka`, ask Kafka for the lag of streams without a writer on this host, if an alert needs it. The alert
+    `lag` does, and `freshness` after an old commit. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any
+    error of the storage.
     """
     with catalog_errors(catalog.name):
         try:
@@ -108,6 +111,7 @@ def _measure_table(
 
 
 def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
+    """Return a number from the snapshot's summary; `otherwise` if the summary does not have it."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
 
@@ -121,6 +125,7 @@ def _live_rows(manifests: Sequence[ManifestFile]) -> int:
 
 
 def _metadata_bytes(table: Table) -> int:
+    """Return the uncompressed size of the current `metadata.json`."""
     file = table.io.new_input(table.metadata_location)
     if not table.metadata_location.endswith(".gz.metadata.json"):
         return len(file)
@@ -130,10 +135,11 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms; None if never), and main's growth since in files and bytes.
+    """Return the time of the last rewrite of data files (ms; None if never), and by how many files and bytes main has
+    grown since.
 
-    A rewrite is a `replace` snapshot that changed data files; rewrites of manifests and of delete files count no data
-    files (Iceberg 1.12). Files that replace other files, as in merges, do not count as growth.
+    A rewrite is a `replace` snapshot that changed data files. Rewrites of manifests or of delete files report no
+    changed data files (Iceberg 1.12). Files that replace other files, as in merges, do not count as growth.
     """
     files = size = 0
     for snapshot in ancestors(metadata):
@@ -177,7 +183,8 @@ class _Added:
 def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
     """Return the data files that each of a stream's newest batches added to the table.
 
-    The record of a merged batch only lists change files, so its data files are read from its snapshot's manifests.
+    The commit record of a merged batch lists only change files, so its data files are read from its snapshot's
+    manifests.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
@@ -229,7 +236,10 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot, which never expires; after a take-over, it has no batch."""
+    """Return the time (ms) of the marker's snapshot, which never expires; None without a marker.
+
+    After a take-over, this snapshot belongs to no batch.
+    """
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 

@@ -53,8 +53,11 @@ log = logging.getLogger(__name__)
 BATCH = 1_000
 """Number of files that are deleted before the table's metadata is loaded again."""
 READ_ATTEMPTS = 3
-"""Number of attempts to read the metadata. An attempt fails if an expiry deletes metadata files at the same time."""
+"""Maximum number of attempts to read the metadata. An attempt fails if an expiry deletes metadata files at the same
+time.
+"""
 EXAMPLES = 20
+"""Maximum number of paths in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class OrphanReport:
     """Number of files that a writer or a backfill may still commit."""
     young: int = 0
     candidates: int = 0
+    """Number of orphan files that are old enough to be deleted."""
     candidate_bytes: int = 0
     waiting: int = 0
     """Number of candidates that are kept until a later run, or until the table's next commit."""
@@ -77,7 +81,7 @@ class OrphanReport:
     examples: tuple[str, ...] = ()
     """Paths of some candidates."""
     refused: str | None = None
-    """Why the cleanup stopped before it deleted all orphan files; None if it did not."""
+    """Why the cleanup stopped before it deleted all orphan files; None if it did not stop."""
 
     @property
     def sentence(self) -> str:
@@ -95,7 +99,7 @@ class OrphanReport:
 
 
 class _Refused(Exception):
-    """Raised with the reason why no file may be deleted."""
+    """No file may be deleted; the message is the reason."""
 
 
 @dataclass(slots=True)
@@ -122,9 +126,11 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
 
-    `neighbours` is the result of `all_folders`, at most an hour old: an earlier run cannot have found a file that
-    another table added since then. A reason not to delete is returned in `refused`. Raises SpecError if the table does
-    not exist, TableLost if only its files do, MadeElsewhere, and any error before the first deletion.
+    `neighbours` is a result of `all_folders` that is at most an hour old; None loads every table. A file that another
+    table added since then is safe, because no earlier run can have found it.
+
+    If files must not be deleted, the report's `refused` has the reason. Raises SpecError if the table does not exist,
+    TableLost if only its files do, NotMadeByRoute, and any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with catalog_errors(catalog.name):
@@ -165,6 +171,7 @@ class _Cleanup:
     place: Resolver = field(default_factory=Resolver)
 
     def run(self, report: OrphanReport) -> OrphanReport:
+        """Run the cleanup, and return `report` with its numbers."""
         folder = state_location(self.before, STATE)
         store, path = self._store(folder), f"{folder}/orphans.json.gz"
         _check_own_files(self.before)
@@ -195,7 +202,10 @@ class _Cleanup:
             raise _Refused(lost)
         files = own_files(listing, roots=roots, others=others)
         if apart := metadata_apart(files, table, self.place):
-            raise _Refused(f"another table lies inside: {apart} is not this table's")
+            raise _Refused(
+                f"another table's files are in this table's folder: {apart}. Move one of the tables, or declare "
+                f"`maintenance: {{orphans: off}}`"
+            )
         undecided = _read_undecided(table)
         found = evaluate(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
         if foreign := foreign_metadata(found.candidates, table):
@@ -220,15 +230,21 @@ class _Cleanup:
             )
 
     def _others(self) -> list[Folders]:
+        """Return the folders of all other tables. Refuses the cleanup if one of them shares a folder with this
+        table.
+        """
         own = ".".join(self.before.name())
         others = all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
         others = [folders for folders in others if folders.identifier != own]
         if shared := find_shared_folder(table_folders(self.before, self.place), others):
-            raise _Refused(f"{shared}: the owner of its files is unknown")
+            raise _Refused(f"{shared}, so the owner of its files is unknown")
         return others
 
     def _roots(self) -> dict[Place, str]:
-        """Return the table's location, and its folders outside of that, with their paths as the table spells them."""
+        """Return the folders to list: the table's location, and its data and metadata folders if they are elsewhere.
+
+        The values are the paths as the table spells them.
+        """
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
@@ -237,6 +253,7 @@ class _Cleanup:
         return roots
 
     def _list(self, roots: dict[Place, str]) -> list[Listed]:
+        """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
         listing: list[Listed] = []
         for root in roots.values():
             listing += [Listed(file, self.place(file.path)) for file in self._store(root).list_files(root)]
@@ -261,6 +278,7 @@ class _Cleanup:
         raise _Refused("snapshots expired while the table was read: the next run tries again")
 
     def _reload(self) -> Table:
+        """Load the table again. Refuses the cleanup if the table was recreated."""
         with catalog_errors(self.catalog.name):
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
@@ -293,6 +311,7 @@ def _error_text(error: Exception) -> str:
 
 
 def _check_own_files(table: Table) -> None:
+    """Refuse the cleanup if another table may share this table's files."""
     if not may_delete_files(table.properties):
         raise _Refused("the table has `gc.enabled=false`, so another table may share its files")
 

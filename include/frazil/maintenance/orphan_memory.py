@@ -1,6 +1,7 @@
 """Stores the orphan files that earlier cleanups of a table found. A cleanup only deletes files that were found before.
 
-Stored in `<location>/_frazil/_maintenance/orphans.json.gz`; no stream's name begins with an underscore.
+The object is `<location>/_frazil/_maintenance/orphans.json.gz`. No stream's name begins with an underscore, so the
+folder is not a stream's.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OrphanRun:
-    """The files that one run was the first to find, and the table's progress after the run's listing."""
+    """The files that one run was the first to find."""
 
     at_ms: int
     standing: Progress
+    """The table's progress after the run's listing."""
     paths: tuple[str, ...]
     """Paths of the files, as the storage listed them."""
 
@@ -73,7 +75,9 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Add the files that this run was the first to find, and remove files that it no longer found."""
+        """Return the memory after one more run: files that it found for the first time are added, files that it did not
+        find are removed.
+        """
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

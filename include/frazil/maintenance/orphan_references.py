@@ -29,7 +29,7 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Normalises paths to `Place`. In local paths, symbolic links are resolved, once per folder."""
+    """Normalises paths to `Place`. Resolves the symbolic links of local paths, once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
@@ -67,8 +67,8 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
     """Return all files that the table's metadata references.
 
-    `live` has the files of the newest snapshot of `before`; it is empty if that snapshot has expired. Raises
-    FileNotFoundError if an expiry deletes a file while it is read.
+    In the result, `live` has the files of the newest snapshot of `before`; it is empty if that snapshot has expired.
+    Raises FileNotFoundError if an expiry deletes a file while it is read.
     """
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -106,7 +106,10 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
 
 
 def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
-    """Return the normalised paths that the table references now. Reads only manifests that are not in `known`."""
+    """Return the normalised paths of the table's metadata files, and of files that are referenced but not in `known`.
+
+    Reads only manifests that are not in `known`.
+    """
     found = {place(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
         if (listed := place(snapshot.manifest_list).path) in known.paths:
@@ -120,7 +123,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
 
 
 def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
-    """Return the paths of the candidates that are manifests and list a file which may still be committed."""
+    """Return the paths of the candidates that are manifests of files that may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
     def names_undecided(path: str) -> bool:
@@ -129,7 +132,7 @@ def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: U
         except FileNotFoundError:
             return False
         except Exception:
-            _read(path, table.io)  # raises if the storage fails; otherwise the file is damaged or no manifest
+            _read(path, table.io)  # raises if the storage fails; otherwise the file is damaged, or is not a manifest
             return False
 
     answers = ExecutorFactory.get_or_create().map(names_undecided, avro)

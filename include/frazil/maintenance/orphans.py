@@ -5,13 +5,13 @@ compaction and expiry. Five rules ensure this:
 
 1. *Listing, then metadata.* The table is loaded after the listing. So a file that was committed in between is
    referenced, or was not listed. The table is loaded again before each batch of deletions.
-2. *Staged files are undecided until the marker has passed their batch.* A stream's files lie in
+2. *Staged files are undecided until the marker has passed their batch.* A stream's files are in
    `<stream>/<epoch>/<batch>/`. A take-over is committed before its epoch stages a file, so the table has a marker for
    every listed file. Batches commit in order. Each batch up to the marker's `settled` is in the table or never will be,
    so its unreferenced files are orphans. Files of later batches are kept, with or without a journal. This includes
    files of streams that are no longer declared. All files of a backfill are kept while its branch is open. A forgotten
    stream has no marker and can commit nothing, so its files are not kept. The same rule holds for
-   `<stream>/waited/<epoch>/<batch>/`, which has rows that waited for a table of a route.
+   `<stream>/waited/<epoch>/<batch>/`, which has rows for a routed table that did not exist yet.
 3. *A manifest is undecided while a file in it is undecided*, because a retried commit reuses the manifest.
 4. *Another commit has succeeded since the file was first found.* A commit that was in progress then (with a manifest
    list, a `metadata.json`, or an append to `frazil.signals`) is based on older metadata. Every catalog now refuses it;
@@ -43,6 +43,7 @@ from frazil.spec.units import counted
 from frazil.table.object_store import FileInfo
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+"""The kind of storage by URI scheme. A scheme that is not listed is its own kind."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
@@ -59,11 +60,12 @@ class Place(NamedTuple):
         return self.path.rsplit("/", 1)[-1]
 
     def lies_in(self, folder: Place) -> bool:
-        """Return whether this path is the folder itself or lies below it."""
+        """Return whether this path is the folder itself or is inside it."""
         return self.store == folder.store and below(self.path, folder.path)
 
 
 def below(path: str, folder: str) -> bool:
+    """Return whether a path is the folder itself or is inside it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -86,10 +88,12 @@ def _plain(path: str) -> str:
 
 
 MIN_RUN_DISTANCE_MS = 3_600_000
+"""Minimum time in milliseconds between the run that finds a file and the run that deletes it."""
 MAX_LISTED = 3
 """Maximum number of files that a message lists."""
 
 _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\d{8,})/(\d{8,})/")
+"""Matches the folder of a staged file: stream, backfill id, epoch, batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class Undecided:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
-        """Read from the table's properties which batches may still be committed. Raises MarkerUnreadable."""
+        """Read from a table's properties which staged files may still be committed. Raises MarkerUnreadable."""
         return cls(
             {stream: marker.settled for stream, marker in read_markers(properties).items()},
             {backfill.stream: backfill.id for backfill in open_backfills(properties)},
@@ -124,7 +128,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """The folders in which one table's files lie."""
+    """The folders of one table's files."""
 
     identifier: str
     location: Place
@@ -158,11 +162,11 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Normalised paths that the table's metadata references. The metadata was loaded after the listing."""
+    """Normalised paths of the files that the table's metadata references. The metadata was loaded after the listing."""
 
     paths: Set[str]
     live: Collection[Place]
-    """Data files, manifests and manifest list of the snapshot that was the newest before the listing."""
+    """Data files, manifests and manifest list of the snapshot that was the newest one before the listing."""
     manifests: Set[str]
     """Paths of the manifests that were read."""
 
@@ -191,7 +195,9 @@ class Evaluation:
 
 
 def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
-    """Return the listed files, except hidden files (as below `_frazil`) and files in other tables' folders."""
+    """Return the listed files without hidden files (such as those below `_frazil`) and files in other tables'
+    folders.
+    """
     starts = [root.path for root in roots]
     inside = [p.path for other in others for p in other.all if p.path not in starts]
     theirs = [path for path in inside if any(below(path, start) for start in starts)]
@@ -247,7 +253,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
     found = sum(p.path in present for p in references.live)
     if 2 * found < len(references.live):
         return (
-            f"only {found} of the table's {len(references.live)} live files lie below "
+            f"only {found} of the table's {len(references.live)} live files are below "
             f"{_examples(r.path for r in roots)}: paths may use an unknown spelling"
         )
     return None
@@ -269,6 +275,7 @@ def _find_similar_paths(candidates: Iterable[Listed], references: References) ->
 
 
 def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
+    """Return why so many orphans must not be deleted; None if their share is within the limit."""
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None
@@ -281,7 +288,7 @@ def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | 
 def find_deletable(
     candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
 ) -> list[Listed]:
-    """Return the candidates that an earlier run found, at least an hour ago and before another commit to the table."""
+    """Return the candidates that an earlier run found at least an hour ago, with a later commit to the table since."""
     known = {
         path
         for run in runs

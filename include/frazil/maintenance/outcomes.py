@@ -28,6 +28,8 @@ from frazil.table.tables import state_location
 
 
 class Ending(StrEnum):
+    """How an action ended."""
+
     DONE = "done"
     SKIPPED = "skipped"
     """The action had no useful work, or is switched off."""
@@ -58,13 +60,15 @@ class Outcome:
 log = logging.getLogger(__name__)
 
 STATE = "_maintenance"
-"""Folder for maintenance's own files next to a table. Stream names never begin with `_`."""
+"""Name of the folder for maintenance's own files, next to the folders of streams. Stream names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
 """Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
 KEPT_MS = 90 * 24 * 3_600_000
+"""Age in milliseconds after which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHANS = "orphans"
+"""Name of the orphan cleanup in stored outcomes. It is not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,7 @@ def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> N
 
 
 def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
-    """Call `remember` for a table that is not loaded yet."""
+    """Load the table, and add the results to its stored history as `store_outcomes` does. Never raises."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
@@ -121,7 +125,9 @@ def read_past(table: Table) -> tuple[PastOutcome, ...]:
 
 
 def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
-    """Return the object to store: the newest results of each kind, without times far in the future."""
+    """Return the object to store: the newest results of each action and ending, without old ones and times far in the
+    future.
+    """
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
     for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
@@ -153,7 +159,9 @@ def _path(table: Table) -> str:
 def report_maintenance(
     jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
-    """Report a finished maintenance run, with its start, to OpenLineage if an action had work to do. Never raises."""
+    """Report a finished maintenance run, with its start, to OpenLineage if an action did work or failed. Never
+    raises.
+    """
     worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return

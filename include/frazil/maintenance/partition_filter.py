@@ -37,6 +37,7 @@ def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec
 
 
 def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> Any:
+    """Build the expression that compares one partition field with its value."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     column, transform = expressions.ref(schema.find_column_name(field.source_id)), field.transform
     if isinstance(transform, VoidTransform):
@@ -56,7 +57,10 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
-    """Match a truncated value by prefix: Iceberg 1.12 compares a truncated term with the full bounds of a file."""
+    """Build the expression for a truncated value, which is compared as a prefix.
+
+    Iceberg 1.12 would compare a truncated term with the full bounds of a file.
+    """
     if len(value) < width:  # a shorter value was not truncated
         return expressions.equal(column, value)
     if isinstance(value, str):
@@ -68,7 +72,9 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
 
 
 def literal(value: Any, kind: IcebergType) -> object:
-    """Convert a value for Iceberg's literals. Times become text: py4j would send a time near 1970 as an `Integer`."""
+    """Convert a value to one that Iceberg's literals accept. Times become text: py4j would send a time near 1970 as an
+    `Integer`.
+    """
     if isinstance(kind, TimestampType | TimestamptzType) and isinstance(value, int):
         moment = EPOCH + timedelta(microseconds=value)
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()

@@ -27,14 +27,16 @@ from frazil.table.catalogs import catalog_errors
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 CLOCK_SLACK_US = 3_600_000_000
-"""Microseconds after its end at which a partition counts as complete, if its times come from this host's clock."""
+"""Time in microseconds after which an ended partition counts as complete, if its times come from this host's clock."""
 UNKNOWN_SLACK_US = 86_400_000_000
-"""Microseconds after its end at which a partition counts as complete, if no watermark is known."""
+"""Time in microseconds after which an ended partition counts as complete, if no watermark is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans the actions on one table. Each method loads it. Raises NoSuchTableError, and any error of the catalog."""
+    """Plans the actions on one table. Each method loads the table. Raises NoSuchTableError, and any error of the
+    catalog.
+    """
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -84,7 +86,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return the time (microseconds since 1970) before which partitions are complete and only get late rows."""
+    """Return a time in microseconds since 1970. Partitions that end before it are complete: they get only late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - UNKNOWN_SLACK_US
     if maintained.kind is not TableKind.MAIN:

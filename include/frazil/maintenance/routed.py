@@ -39,7 +39,7 @@ def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec])
 
 @dataclass(frozen=True, slots=True)
 class DueTable:
-    """A table, its measurement from metadata, and its due maintenance actions."""
+    """A table with its due maintenance actions, and the measurement from metadata that shows them."""
 
     table: MaintainedTable
     health: TableHealth
@@ -48,12 +48,16 @@ class DueTable:
 
     @property
     def need(self) -> tuple[int, int]:
-        """The sort key: the number of new files, which slow readers; then of snapshots, which slow commits."""
+        """Sort key: the number of new files, which slow down readers, then the number of snapshots, which slow down
+        commits.
+        """
         return self.health.files_since_compaction, self.health.snapshots
 
 
 def measure_due(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
-    """Return the due actions of a route's table; None if it does not exist. Raises the errors of `measure`."""
+    """Measure a route's table, and return it with its due actions; None if it does not exist. Raises the errors of
+    `measure`.
+    """
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None

@@ -1,7 +1,7 @@
-"""Maintains one table: compaction, then manifests, then expiry. Each action is planned from the table's current
-metadata.
+"""Maintains one table: compaction, then manifests, then expiry.
 
-Writers may commit at any time, and their commits always win. A failed action does not stop the next one.
+Each action is planned from the table's current metadata. Writers may commit at any time, and their commits always win.
+A failed action does not stop the next one.
 """
 
 from __future__ import annotations
@@ -59,12 +59,15 @@ def maintain(
 
 @dataclass(frozen=True, slots=True)
 class _Run:
+    """Runs the actions on one table."""
+
     spark: Callable[[], SparkSession]
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
 
     def outcome(self, action: Action) -> Outcome:
+        """Run one action if it has useful work, and return its outcome. Raises only EnvironmentUnusable."""
         do = {
             Action.COMPACTION: self._compact,
             Action.MANIFESTS: self._rewrite_manifests,
@@ -170,7 +173,7 @@ class _Run:
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
-        return self._ended(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; gone with them: {files}", numbers)
+        return self._ended(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; removed with them: {files}", numbers)
 
     @property
     def _planner(self) -> MaintenancePlanner:
@@ -205,7 +208,9 @@ def rewrite_ending(done: Rewritten) -> tuple[Ending, str]:
 
 
 def growth_note(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Return a note if Iceberg's writer needed at least twice the bytes of frazil's; else an empty string."""
+    """Return a note if the rewritten files take at least twice the bytes that they took before; else an empty
+    string.
+    """
     if after < 2 * before or not before:
         return ""
     note = f"; they now take {after / before:.0f} times the bytes"

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 PARTITIONS_AT_ONCE = 200
 """Maximum number of partitions in one action. Iceberg's planning compares every file with each partition."""
 MIN_GROUP_FILES = 16
-"""Size of one commit of an action, in multiples of the target file size. A failed commit loses only this much work."""
+"""Maximum size of one commit of an action, in multiples of the target file size. A failed commit loses only this much
+work.
+"""
 MAX_BUSY_ATTEMPTS = 3
+"""Maximum number of attempts to rewrite a busy partition."""
 _CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""Texts of Iceberg's errors that mean a conflict; the last one, that an expiring snapshot was tagged."""
+"""Parts of Iceberg's error messages that mean a conflict. The last one means that an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):
@@ -81,21 +84,23 @@ class SparkTable:
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
         """Rewrite files of partitions. Never raises; a failed action does not stop the others.
 
-        Rewrites of part of a partition, of a busy partition, and rewrites that apply deletes get an action each; others
+        A rewrite runs in its own action if it is partial, applies deletes, or concerns a busy partition. The others
         share actions.
         """
-        whole = [r for r in rewrites if not (r.in_part or r.applies_deletes or r.busy)]
+        whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + PARTITIONS_AT_ONCE]
             for small in (True, False)
             if (alike := [r for r in whole if r.small is small])
             for at in range(0, len(alike), PARTITIONS_AT_ONCE)
         ]
-        batches += [[r] for r in rewrites if r.in_part or r.applies_deletes or r.busy]
+        batches += [[r] for r in rewrites if r.is_partial or r.applies_deletes or r.busy]
         return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
-        """Run one action. If a merge commits first on a busy partition, retry: the next batch has just begun."""
+        """Run one action. If a merge into a busy partition commits first, retry, because the next batch has only just
+        begun.
+        """
         for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
                 done = self._rewrite(batch, sort=sort)
@@ -127,7 +132,9 @@ class SparkTable:
         return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Return whether the action had work: with partial progress, Iceberg's result does not show failed commits."""
+        """Return whether the action had files to rewrite. With partial progress, Iceberg's result does not show failed
+        commits.
+        """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
@@ -166,9 +173,9 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files whose data files are gone, and return how many of them the table still had.
+        """Remove delete files whose data files are gone. Return how many of them the table still had.
 
-        Iceberg's `remove-dangling-deletes` only finds those that are older than all data files of their partition.
+        Iceberg's `remove-dangling-deletes` finds only those that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with java_errors():

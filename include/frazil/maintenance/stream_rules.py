@@ -1,7 +1,7 @@
 """Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure, except `late_window`. A rule about a fact (a broken file, held windows, failed runs) has no hold time: its alert
-fires when the fact becomes true, and resolves when it becomes false.
+Pure, except `find_incomplete_window`. A rule about a fact (an invalid file, held windows, failed runs) has no hold
+time: its alert fires as soon as the fact becomes true, and resolves as soon as it becomes false.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import ago, utc
 
 FEWEST_BAD = 10
-"""Minimum number of bad records for a percentage of fewer than `MIN_RECORDS` records to be meaningful."""
+"""With fewer than `MIN_RECORDS` records, a percentage is unknown unless at least this many of them are bad."""
 LARGE_PERCENTAGE = 50
-"""Minimum threshold for a percentage of fewer than `MIN_RECORDS` records."""
+"""With fewer than `MIN_RECORDS` records, the threshold of a percentage is at least this high."""
 MAX_LISTED = 5
 """Maximum number of windows or days that a message lists."""
 RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -43,12 +43,13 @@ RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
 
 @dataclass(frozen=True, slots=True)
 class LateWindow:
-    """The first window of a table that is not complete yet."""
+    """The first window of a table that is not complete yet. It is late only if it is also due."""
 
     window: str
     due_ms: int
     """End of the window plus the largest lateness of the table's streams; may be in the future."""
     waits_for: str
+    """What the window waits for, as text; empty if the window is not due yet."""
     is_history: bool = False
     """Whether the window ended before the table's oldest snapshot, for example because a stream read old records."""
 
@@ -60,7 +61,7 @@ def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple
     unread = RULES_OF_TABLE if state.table_exists is None else ()
     unknown = {*unread, *(RULES_OF_RUN_FOLDER if state.writer.state == "unknown" else ())}
     seen = _stream_readings(state, alerts, now_ms)
-    text = f"of stream {state.name} was active when it was last measured, and is unknown now"
+    text = f"of stream {state.name} was active when it was last measured; its value is unknown now"
     return tuple(
         replace(r, value=None, shown="unknown", sentence=f"{r.rule} {text}", unread=True) if r.rule in unknown else r
         for r in seen
@@ -77,7 +78,7 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
     yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
     sentence = (
-        f"the run folder of stream {name} cannot be read, so no alert about its writer fires: "
+        f"the run folder of stream {name} cannot be read, so no alert about its writer can fire: "
         f"{next(iter(state.problems), 'unknown')}"
     )
     shown = "its run folder cannot be read" if unread else "its run folder was read"
@@ -115,7 +116,8 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
     sentence = (
         f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} are "
-        f"dead letters. Their table has the reasons by error_class. Correct the producer, or the declared schema"
+        "dead letters. The dead-letter table has each reason in error_class. Correct the producer, or the declared "
+        "schema"
     )
     shown = _share_words(seen.rejected, seen.records)
     yield Reading("dead-letters", *_share(seen.rejected, seen.records, alerts.dead_letters), shown, sentence)
@@ -132,7 +134,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
 
 
 def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
-    """Return a percentage of a stream's records (None for too few records), and its threshold."""
+    """Return a percentage of a stream's records (None for too few records), and the threshold that applies to it."""
     share = 100 * count / max(records, 1)
     if records >= MIN_RECORDS or not count:
         return share, limit
@@ -140,6 +142,7 @@ def _share(count: int, records: int, limit: float) -> tuple[float | None, float]
 
 
 def _share_words(count: int, records: int) -> str:
+    """Return a percentage of the records as text."""
     return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
 
 
@@ -204,6 +207,10 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
 
 
 def _down_s(state: StreamState, now_ms: int) -> float | None:
+    """Return the seconds without a writer: 0 if one runs or the stream is paused; None if the state is unknown.
+
+    Return infinity if the supervisor gave up, or if the end of the last writer is unknown.
+    """
     ended_at_ms = state.writer.ended_at_ms
     if state.alive or state.desired == "paused":
         return 0
@@ -220,7 +227,10 @@ def release_command(table: str, key: str) -> str:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`: windows that quality gates hold back, each with the gate's finding."""
+    """Return the reading of the rule `held`: windows that quality gates hold back, each with the gate's finding.
+
+    Return nothing if alerts are switched off.
+    """
     if not alerts.enabled:
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more(len(held))
@@ -255,7 +265,8 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
     value = None if late and late.is_history else late_s
     what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
     sentence = (
-        f"{table}: {what}, and is not complete, so nothing that waits for it starts: {late.waits_for if late else ''}. "
+        f"{table}: {what}, but is not complete, so jobs that wait for it do not start: "
+        f"{late.waits_for if late else ''}. "
         f"`frazil partitions {table}` shows the current state. A topic-partition without new records becomes idle "
         "after `idle-timeout`; forget a stream that no longer runs"
     )
@@ -271,7 +282,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
         f"frazil_daily_{name}; clear their failed tasks. Or trigger frazil_daily_{name} with the day as the partition "
         "key"
     )
-    return flag(f"aggregation:{name}", bool(late), sentence, f"{len(late)} days late")
+    return flag(f"aggregation:{name}", bool(late), sentence, f"{counted(len(late), 'day')} late")
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
@@ -293,7 +304,9 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
 
 
 def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
-    """Return the reading of a fact: the alert fires at once when it becomes true, and resolves when it is false."""
+    """Return the reading of a fact: its alert fires as soon as the fact is true, and resolves as soon as it is
+    false.
+    """
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
@@ -304,9 +317,10 @@ def _more(count: int) -> str:
 def late_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> LateWindow | None:
-    """Return the table's next incomplete window, with what it waits for if it is due.
+    """Return the table's first incomplete window, and what it waits for if it is due.
 
-    Returns None for a table without signals, or that no longer exists. `specs` are all streams of the table.
+    Returns None for a table without signals, and for a table that no longer exists. `specs` are all streams of the
+    table.
     """
     cursor = signals.cursor
     if cursor is None:

@@ -44,12 +44,14 @@ class MaintainedTable:
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of the UTC day of the full check. The tables of a route, maybe thousands, are spread over the day."""
+        """Time of day (UTC) of the full check. The tables of a route, of which there may be thousands, are spread over
+        the day.
+        """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Return every table in these streams' declarations, sorted by name, and one signals table per catalog.
+    """Return every table that these streams declare, and one signals table per catalog, sorted by name.
 
     `frazil.spec.conflicts` ensures that all streams of a table declare the same settings.
     """
@@ -72,7 +74,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Group the tables that one Spark session maintains, by the name of a main table or signals table.
+    """Return the tables that one Spark session maintains, by the name of its main table or signals table.
 
     Every table except tables of routes occurs once. A dead-letter table is in the group of its first stream's table.
     """
@@ -91,7 +93,7 @@ def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
-    """Return a table that the template of a stream's route may have created, with a unique name."""
+    """Return the description of a table that the template of a stream's route may have created, with a unique name."""
     catalog = spec.table.catalog
     elsewhere = any(each.table.catalog != catalog and _may_write(each, identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
@@ -122,7 +124,7 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
             if made.name == name and spec.route is not None and may_have_made(spec.route, identifier):
                 return made
     known = ", ".join(table.name for table in tables) or "none"
-    message = f"no declared stream uses the table {name!r}; maintained are: {known}"
+    message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"
     if own := next((spec.table.identifier for spec in specs if spec.name == name), None):
         message = f"{name} is a stream; its table is {own}"
     raise SpecError("\n".join([message, *problems]))

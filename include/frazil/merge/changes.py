@@ -31,8 +31,11 @@ class NewestChanges:
     numbers: Numbers
     """The index of each row's change among all changes."""
     superseded: int
+    """Number of changes that lost to a newer change of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """The index of the change that supplies each row's value, by column; only columns that an earlier change fills."""
+    """By column, the index of the change that supplies each row's value. Has only columns that an earlier change
+    fills.
+    """
     orders: pa.Array | None = None
     """The values that order the changes, for all changes of the batch."""
     deleted_by: Numbers | None = None
@@ -41,6 +44,7 @@ class NewestChanges:
     """The Kafka coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
 
     def without(self, taken: Mask) -> NewestChanges:
+        """Return the changes, except those that the mask `taken` selects."""
         stays = ~taken
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
@@ -48,7 +52,9 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the deletes in `deleted_by` for these rows; null where none exists."""
+        """Return the coordinates of the deletes in `deleted_by` for these rows; null for a row without such a
+        delete.
+        """
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -56,7 +62,7 @@ class NewestChanges:
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return the newest change of each key; see `MergeRules.order_by`. `ids` are field ids by column name.
+    """Return the newest change of each key, as defined by `MergeRules.order_by`. `ids` are field ids by column name.
 
     Values that the newest change leaves out may come from an earlier change of the batch.
     """
@@ -95,7 +101,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: Logs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return order values in which each newer log of a topic-partition comes after the log before it.
+    """Return the order values, raised so that a newer log of a topic-partition comes after the log before it.
 
     `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
@@ -119,7 +125,11 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Mask of later changes whose name or server differs from the last later change of their group."""
+    """Return a mask of the changes in `later` whose part (name or server) differs from that of the previous one in
+    their group.
+
+    Empty parts do not count.
+    """
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
@@ -146,7 +156,10 @@ def unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
 def _last_unordered_deletes(
     unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return each change's last unordered delete of its key, by offset in a topic-partition, then by time."""
+    """Return, for each change, the index of the last unordered delete of the same key, or `NOT_DELETED`.
+
+    Within a topic-partition, the last delete has the highest offset; across topic-partitions, the latest time.
+    """
     last = np.flatnonzero(unordered)
     last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
     last = last[_run_ends(keys[last], partitions[last])]
@@ -158,7 +171,7 @@ def _last_unordered_deletes(
 
 
 def encode_partitions(changes: pa.Table) -> Numbers:
-    """Return a number for the topic-partition of each row, ordered by topic and partition. The number breaks ties."""
+    """Return a number for the topic-partition of each row, ordered by topic and partition. Used to break ties."""
     topics = column(changes, TOPIC).dictionary_encode()
     by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
     partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
@@ -166,6 +179,7 @@ def encode_partitions(changes: pa.Table) -> Numbers:
 
 
 def _run_ends(*groups: Numbers) -> Mask:
+    """Return a mask of the last element of each run. A run has equal values in each of the arrays."""
     ends = np.zeros(len(groups[0]), np.bool_)
     for values in groups:
         ends |= np.r_[values[1:] != values[:-1], True][: len(values)]
@@ -182,7 +196,7 @@ class _ChangesByKey:
     partitions: Numbers
 
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
-        """Return the newest changes; columns that they leave out are filled from earlier changes."""
+        """Return the newest changes, with the columns that they leave out filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
         kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
         incomplete = [row for row, missing in enumerate(kept) if missing]
@@ -200,7 +214,9 @@ class _ChangesByKey:
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
-        """Search backwards from `at`; returns the columns that no earlier change supplies."""
+        """Search backwards from `at` for missing values. Returns the field ids of columns that no earlier change
+        supplies.
+        """
         of = self.ordered[at]
         left = set(missing)
         while left and at > 0:

@@ -1,9 +1,9 @@
-"""The frozen values that pass between the driver and the tasks of a merge. They pickle and convert to JSON.
+"""Immutable values that the driver and the tasks of a merge exchange. They can be pickled, and converted to JSON.
 
 A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`): Parquet files with the table's columns and
 some internal columns. Each row is a change, in any order; a key may have several changes. Change files are journaled,
 but never become part of a table. A merge turns them into data files and position-delete files for the current table. If
-the table changes meanwhile, only tasks with other files are repeated. The table has at most one row per key.
+the table changes meanwhile, only tasks whose files differ are repeated. The table has at most one row per key.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MergeRules:
     by_position: bool = False
     """Whether the values of `order_by` are positions in a source's log (`frazil.ingest.source_log`).
 
-    If so, a change from a log that began again is not stale because of higher positions in the old log: see
+    If so, a log that began again has lower positions than the old log, but its changes are not stale: see
     `began_again`. An upsert without a position takes effect at its place in Kafka, with the highest position before it.
     """
     replays: bool = False
@@ -56,18 +56,20 @@ class MergeRules:
     coordinates stays.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """Ends of the table's records, by `topic/partition`, for recreated topics and truncated logs.
+    """Offsets at which the table's records end, by `topic/partition`, for recreated topics and truncated logs.
 
-    A row at or after this offset comes from a former record: each change of the topic-partition is later.
+    A row at or after this offset comes from a former record, so every change of the topic-partition is later.
     """
     ignored: tuple[str, ...] = ()
     """Columns that are not compared to find updates: the Kafka coordinates."""
     traced: bool = True
-    """Whether a change that changes no value is written if its record came later than the row's.
+    """Whether a row takes the coordinates of a later change that changes none of its values.
 
-    Needed with dead letters: one from between the two records must be recognised as older than the row.
+    This is needed with dead letters. A dead letter whose record lies between the two must be recognised as older than
+    the row.
     """
     how: RowRemoval = "auto"
+    """How rows are removed from data files."""
     event_time: str | None = None
     """The event-time column. With `window_us`, it counts changed rows by window."""
     window_us: int | None = None
@@ -85,7 +87,7 @@ class DeleteFile:
     path: str
     records: int
     alone: bool
-    """Whether all deletes concern one data file, whose next delete file can then replace this file."""
+    """Whether the file has deletes of only one data file. A new delete file of that data file can then replace it."""
 
 
 @dataclass(frozen=True, slots=True)

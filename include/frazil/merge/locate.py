@@ -20,19 +20,19 @@ CHANGE_ROW, INDEX = "_change", "_index"
 
 @dataclass(frozen=True, slots=True)
 class LocatedRows:
-    """The rows of one data file whose keys have changes. Leaves out deleted rows."""
+    """The rows of one data file whose keys have changes. Has no rows that delete files delete."""
 
     file: TableFile
     positions: Numbers
     """Positions of the rows in the file, in order."""
     changes: Numbers
-    """The row of `NewestChanges.rows` with the same key, for each position."""
+    """For each position, the index in `NewestChanges.rows` of the change with the same key."""
     deleted: Numbers
-    """Positions in the file that delete files already name."""
+    """Positions in the file that are already deleted by delete files."""
 
 
 class KeyIndex:
-    """An index of the changes' keys, for looking up many rows."""
+    """An index of the changes' keys, to look up many rows."""
 
     def __init__(self, newest: NewestChanges, key: tuple[str, ...]) -> None:
         self._key = key
@@ -51,7 +51,7 @@ class KeyIndex:
         return max(2**18, int(self._keys.num_rows))
 
     def find_rows(self, rows: pa.Table) -> tuple[Numbers, Numbers]:
-        """Return the indexes of rows that have one of the keys, in order, and the change for each of these rows."""
+        """Return the indexes of the rows that have one of the keys, in order, and the index of each row's change."""
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
@@ -82,7 +82,7 @@ def _min_max(array: pa.Array) -> tuple[Any, Any]:
 
 
 def locate_rows(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[LocatedRows]:
-    """Find the rows with the changes' keys, file by file; `keys` is the schema of the key columns."""
+    """Yield the rows with the changes' keys, file by file. `keys` is the schema of the key columns."""
     found: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
     yielded = 0

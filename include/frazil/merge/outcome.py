@@ -1,4 +1,4 @@
-"""Decides the outcome of a change whose key is in the table, from the change and the table's row. Pure."""
+"""Decides the outcome of each change whose key is in the table, from the change and the table's row. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ from frazil.merge.contract import MergeRules
 
 
 def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
-    """Mask of changes that are older than the rows at the same index. Null is the oldest.
+    """Return a mask of changes that are older than the row at the same index. A null order value is the oldest.
 
-    No change is stale after a delete without an order value (`deletes`, see `NewestChanges.delete_coordinates`).
+    `deletes` are the last deletes without an order value (`NewestChanges.delete_coordinates`). If a row is older than
+    such a delete, its change is not stale.
     """
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _kept_rows(orders, changes, rows, rules)
@@ -44,7 +45,7 @@ def stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes:
 
 
 def _kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Mask of rows that stay despite these order values and coordinates; see `MergeRules.replays`."""
+    """Return a mask of rows that these order values and coordinates do not replace; see `MergeRules.replays`."""
     kept = ~_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept
@@ -53,7 +54,9 @@ def _kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.T
 
 
 def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
-    """Mask of order values below the old ones; null is the lowest. See `MergeRules.by_position`."""
+    """Return a mask of order values in `new` that are below the old value; null is the lowest. See
+    `MergeRules.by_position`.
+    """
     below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False)) | (
         to_mask(new.is_null()) & to_mask(old.is_valid())
     )
@@ -61,7 +64,7 @@ def _below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
 
 
 def _earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, unknown: bool = False) -> Mask:
-    """Mask of rows older than the record at the same index; `unknown` for rows without coordinates."""
+    """Return a mask of rows older than the record at the same index; `unknown` is used for rows without coordinates."""
     if {TOPIC, PARTITION, OFFSET, TIMESTAMP} - {*rows.column_names}:
         return np.full(rows.num_rows, unknown)
     same = pc.and_(
@@ -74,7 +77,7 @@ def _earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules, *, u
 
 
 def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
-    """Mask of rows of records that their topic-partition no longer has; see `MergeRules.landed`."""
+    """Return a mask of rows from records that their topic-partition no longer has; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
@@ -85,7 +88,9 @@ def _former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
 
 
 def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Mask of upserts with the same values as their rows. Left-out values must be filled already."""
+    """Return a mask of upserts with the same values as their rows. Columns that an upsert leaves out must have been
+    filled.
+    """
     same = np.ones(changes.num_rows, np.bool_)
     for name in rows.column_names:
         if name not in rules.key and name not in rules.ignored and same.any():
@@ -95,18 +100,19 @@ def unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask
 
 
 def renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Mask of unchanged rows that take the coordinates of their changes."""
+    """Return a mask of rows whose values do not change, but which take the coordinates of their changes."""
     return (
         _earlier_rows(rows, changes, rules) if rules.traced and rules.ignored else np.zeros(changes.num_rows, np.bool_)
     )
 
 
 def delete_mask(changes: pa.Table) -> Mask:
+    """Return a mask of the changes that are deletes."""
     return to_mask(pc.equal(column(changes, CHANGE), DELETE))
 
 
 def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Fill columns that a change leaves out with the row's values. `ids` are field ids by column name."""
+    """Fill the columns that a change leaves out with the row's values. `ids` are field ids by column name."""
     kept = column(changes, KEPT)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -124,7 +130,10 @@ def fill_left_out(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Replace values of stale changes with the rows' values. `indexes` select the newest changes."""
+    """Replace values from an earlier change that is older than the row by the row's values.
+
+    `indexes` selects the newest change of each row.
+    """
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (
@@ -139,7 +148,7 @@ def keep_newer_row_values(
 
 
 def equal_values(one: pa.Array, other: pa.Array) -> Mask:
-    """Mask of equal values. Null equals null, NaN equals NaN, and -0.0 is not 0.0."""
+    """Return a mask of equal values. Null equals null, NaN equals NaN, and -0.0 does not equal 0.0."""
     one, other = plain(one), plain(other)
     kind: Any = one.type
     if pa.types.is_struct(kind):

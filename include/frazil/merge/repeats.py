@@ -4,7 +4,7 @@ The rows of a batch are staged as data files. Tasks of the first round look up t
 Tasks of the last round also find repeats within the batch, and rewrite those of their files that have repeats.
 
 A row is kept unless a kept row with its key is at most `within_us` away in event time. Rows of the table come first,
-then the batch's: by offset in a topic-partition, by Kafka's timestamps across them.
+then the batch's rows: within a topic-partition by offset, across topic-partitions by Kafka's timestamps.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RepeatsRun(TaskRun):
         rules = self.context.rules
         names = dict.fromkeys((*rules.key, self._event_time, TOPIC, PARTITION, OFFSET, TIMESTAMP))
         schema = self.schema.select(*names)
-        files = [self.reader.read_all(path, schema) for path in self.task.changes]
+        files = [self.reader.read_rows(path, schema) for path in self.task.changes]
         starts = (0, *np.cumsum([rows.num_rows for rows in files]).tolist())
         rows = pa.concat_tables(files)
         times = column(rows, self._event_time)
@@ -100,6 +100,7 @@ class RepeatsRun(TaskRun):
         return self.context.rules.event_time
 
     def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
+        """Return the key numbers and event times of the table's rows that have a key of the batch."""
         rules = self.context.rules
         codes, first = np.unique(batch.codes, return_index=True)
         index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
@@ -112,7 +113,7 @@ class RepeatsRun(TaskRun):
         return np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
-        """Yield keys and event times of rows that are not deleted, about `together` rows at once."""
+        """Yield keys and event times of rows that are not deleted, in tables of about `together` rows."""
         schema = self.schema.select(*dict.fromkeys((*self.context.rules.key, self._event_time)))
         pending: list[pa.Table] = []
         for file in self.task.files:
@@ -127,7 +128,7 @@ class RepeatsRun(TaskRun):
             yield pa.concat_tables(pending)
 
     def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
-        """Return which remaining rows repeat another row. Sorts only rows whose key occurs again."""
+        """Return which of the rows `left` repeat another row of the batch. Sorts only rows whose key occurs again."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -154,7 +155,7 @@ class RepeatsRun(TaskRun):
 def repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
+    """Return a mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))
@@ -173,7 +174,7 @@ def repeats_of_table(
 
 
 def repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Mask of rows that repeat an earlier kept row, in the order of the rows. Pure."""
+    """Return a mask of rows that repeat an earlier row that is kept. `order` is the rank of each row. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -205,15 +206,15 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
 
 
 def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
-    """Mask of times that are at most `within_us` apart; cannot overflow."""
+    """Return a mask of times that are at most `within_us` apart. Cannot overflow."""
     later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return each row's rank: by offset in its topic-partition, across them by Kafka timestamp.
+    """Return each row's rank: within its topic-partition by offset, across topic-partitions by Kafka timestamp.
 
-    Timestamps may go back, so the running maximum within the topic-partition counts.
+    Timestamps may go back, so each row counts with the highest timestamp so far in its topic-partition.
     """
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()

@@ -55,22 +55,24 @@ class Reader:
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def open(self, path: str) -> DataReader:
+        """Open a data file."""
         source = self.io.new_input(path)
         return DataReader(self, pq.ParquetFile(source.open(seekable=True)))
 
-    def read(self, rows: pa.Table) -> None:
+    def count_read_rows(self, rows: pa.Table) -> None:
         """Count rows that were read."""
         self.bytes_read += rows.nbytes
         self.rows_read += rows.num_rows
         self.on_progress(self.rows_read)
 
-    def read_all(self, path: str, schema: Schema) -> pa.Table:
+    def read_rows(self, path: str, schema: Schema) -> pa.Table:
+        """Return all rows of a data file."""
         found = self.open(path)
         with found:
             return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))])
 
     def deleted_positions(self, file: TableFile) -> Numbers:
-        """Return the positions of a data file's rows that delete files name, in order."""
+        """Return the positions of a data file's rows that delete files delete, in order."""
         found = [self._positions_by_file(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
@@ -84,14 +86,14 @@ class Reader:
         return by_path
 
     def deletes(self, path: str) -> dict[str, Numbers]:
-        """Return the positions that a position-delete file names, in order, by data file."""
+        """Return the positions that a position-delete file deletes, in order, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
-        self.read(rows)
+        self.count_read_rows(rows)
         return _group_by_path(rows)
 
 
 def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
-    """Group the positions by data file; a delete file may name thousands."""
+    """Group the deleted positions by data file. One delete file may name thousands of data files."""
     if not deletes.num_rows:
         return {}
     paths = column(deletes, "file_path").dictionary_encode()
@@ -129,7 +131,7 @@ class DataReader:
         starts = self.starts
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
-            self.reader.read(rows)
+            self.reader.count_read_rows(rows)
             batches = [
                 _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
@@ -146,7 +148,7 @@ class DataReader:
         return pa.concat_tables(parts)
 
     def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
-        """Return the row groups whose statistics allow a row within the bounds of these columns."""
+        """Return the row groups whose statistics do not rule out rows within the bounds of these columns."""
         there, metadata = self._physical(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
@@ -158,6 +160,7 @@ class DataReader:
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
     def _physical(self) -> Schema:
+        """Return the schema of the file itself."""
         text = self.reader.properties.get(NAME_MAPPING)
         mapping = parse_mapping_from_json(text) if text else None
         return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
@@ -230,7 +233,7 @@ def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
 
 
 def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
-    """Whether a column may have values between the ends; True for types that are not compared."""
+    """Return whether a column may have values between the ends; True for types that cannot be compared."""
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max
@@ -240,7 +243,10 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
-    """Write a file that deletes rows of one data file, whose path is the bounds of the path column."""
+    """Write a position-delete file for one data file, and return it.
+
+    Both bounds of its path column are the data file's path, so readers can skip it for other files.
+    """
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)

@@ -28,6 +28,7 @@ from frazil.merge.repeats import RepeatsRun
 from frazil.merge.table_files import TaskRun, arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
+"""Stands for a row without an event time."""
 
 
 def merge(
@@ -35,8 +36,8 @@ def merge(
 ) -> MergeResult:
     """Run the task. Raises the storage's errors; the files of a failed task are removed if possible.
 
-    A task of a stream with dedupe runs `frazil.merge.repeats` instead. `on_progress` is called repeatedly with the
-    number of rows read so far; it may raise an exception to end the task.
+    A task of a stream with dedupe is run by `frazil.merge.repeats`. `on_progress` is called repeatedly with the number
+    of rows read so far; it may raise an exception to end the task.
     """
     kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
     return kind(context, task, on_progress).run()
@@ -51,6 +52,8 @@ class _RemovedRows:
 
 
 class _MergeRun(TaskRun):
+    """One run of a task of a stream with `mode: upsert`."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ids = {field.name: field.field_id for field in self.schema.fields}
@@ -60,7 +63,7 @@ class _MergeRun(TaskRun):
         rules, task = self.context.rules, self.task
         changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
         none = no_rows(arrow_schema(changes_schema))
-        changes = pa.concat_tables([none, *(self.reader.read_all(path, changes_schema) for path in task.changes)])
+        changes = pa.concat_tables([none, *(self.reader.read_rows(path, changes_schema) for path in task.changes)])
         newest = find_newest_changes(changes, rules, self.ids)
         del changes
         last = task.inserts or not task.files
@@ -81,7 +84,10 @@ class _MergeRun(TaskRun):
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
-        """Write the new versions of rows, and mark the changes that have a row."""
+        """Write the new versions of rows, and yield the rows that each file loses.
+
+        Marks the changes that have a row in `matched`.
+        """
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -95,7 +101,7 @@ class _MergeRun(TaskRun):
             yield _RemovedRows(located, leaves)
 
     def _apply_changes(self, newest: NewestChanges, located: LocatedRows, first: Mask) -> Numbers:
-        """Return the positions of the rows that a change updates or deletes."""
+        """Write the new versions of rows. Return the positions of the rows to remove: updated and deleted rows."""
         rules = self.context.rules
         with self.reader.open(located.file.path) as data:
             rows = data.rows_at(self.schema, located.positions)
@@ -119,7 +125,7 @@ class _MergeRun(TaskRun):
         return located.positions[(gone | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
-        """Mask of rows that change their window. Both windows have then changed."""
+        """Return a mask of rows that move to another window. Both windows have then changed."""
         rules = self.context.rules
         if rules.event_time is None or rules.window_us is None:
             return np.zeros(rows.num_rows, np.bool_)
@@ -131,6 +137,7 @@ class _MergeRun(TaskRun):
         return moved
 
     def _write_counted(self, rows: pa.Table) -> None:
+        """Write rows, and count them by window."""
         if rows.num_rows:
             self._count_rows(self.write(rows))
 
@@ -170,6 +177,7 @@ class _MergeRun(TaskRun):
         return tuple(replaced), tuple(dropped)
 
     def _count(self, **counts: int) -> None:
+        """Add to the counts of the task."""
         self.counts += dataclasses.replace(Counts(), **counts)
 
 
@@ -183,15 +191,16 @@ def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]
 MAX_DELETED_SHARE = 0.2
 """Maximum share of a file's rows that delete files may remove. Above this share, `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""Maximum size of a file that is rewritten together with the new file, as a multiple of its size.
+"""Maximum size of a file that is rewritten together with new rows, as a multiple of the size of the new file.
 
-At least `MIN_JOINED_FILES` are rewritten together. So a row is rewritten once per size tier.
+Files are rewritten only if at least `MIN_JOINED_FILES` are small enough. So a row is rewritten once per size tier.
 """
 MIN_JOINED_FILES = 4
+"""Minimum number of small files that are rewritten together."""
 MIN_FILE_BYTES = 64 * 2**10
-"""Size in bytes below which all files cost readers the same."""
+"""Minimum size in bytes that is assumed for the new file: smaller files cost readers just as much."""
 SMALLER_BYTES = 2**20
-"""File size in bytes below which the allowed share of deleted rows shrinks in proportion.
+"""File size in bytes below which the maximum share of deleted rows shrinks in proportion.
 
 A small file is cheap to rewrite, but its delete file costs readers as much as any other.
 """
@@ -202,9 +211,9 @@ ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the paths of the data files of one partition to rewrite, if it gets `new_rows` rows.
+    """Return the paths of one partition's data files to rewrite, if the partition gets `new_rows` rows.
 
-    `leaving` has the number of rows to remove from each file, including those that delete files remove.
+    `leaving` has the number of rows to remove from each file, including those that are already deleted by delete files.
     """
     if how == "copy-on-write":
         return {file.path for file in leaving}

@@ -1,4 +1,4 @@
-"""Computes with offsets of topic-partitions as spans `[start, end)` and as bitmaps. No I/O."""
+"""Calculations on the offsets of topic-partitions, as spans `[start, end)` and as bitmaps. No I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 
 TopicPartition = tuple[str, int]
 Span = tuple[int, int]
-"""Offsets from `start` to before `end`: `(start, end)`."""
+"""The offsets from `start` up to, but not including, `end`: `(start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
 """Spans by topic-partition: sorted, non-empty and without overlaps."""
 
@@ -17,7 +17,9 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 def count_unread(
     position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
 ) -> int:
-    """Return the number of offsets from a position to the ends. A partition without a position starts at `first`."""
+    """Return the number of offsets from the position up to the ends. A partition without a position starts at
+    `first`.
+    """
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
 
@@ -31,7 +33,10 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
 
 
 def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets in a bitmap. The cost grows with the number of runs, not of offsets."""
+    """Yield the runs of consecutive offsets in `found`, whose offsets are all in `within`.
+
+    Adds an offset to `found`, so pass a copy. The cost grows with the number of runs, not of offsets.
+    """
     end = within[1]
     others = offset_bitmap(*within) - found
     for offsets in (found, others):
@@ -44,7 +49,7 @@ def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
 
 
 def offsets_within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
-    """Return the record offsets that lie inside the spans. Topic-partitions without such records are left out."""
+    """Return the record offsets that are in the spans. Topic-partitions without such records are left out."""
     inside = {tp: records[tp] & offsets for tp, offsets in to_bitmaps(spans).items()}
     return {tp: offsets for tp, offsets in inside.items() if offsets}
 
@@ -61,7 +66,7 @@ def count_offsets(spans: Spans) -> int:
 
 
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
-    """Join the `[start, end)` pieces of each topic-partition, as `join_spans` does."""
+    """Join the `[start, end)` pieces of each topic-partition that touch or overlap. Empty pieces are left out."""
     by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)
     for tp, piece in pieces:
         by_tp[tp].append(piece)
@@ -70,7 +75,7 @@ def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
 
 
 def join_spans(pieces: Iterable[Span]) -> list[Span]:
-    """Return the pieces in order; those that touch or overlap are joined. Leaves out empty pieces."""
+    """Return the pieces in order, with those joined that touch or overlap. Empty pieces are left out."""
     joined: list[Span] = []
     for start, end in sorted(pieces):
         if joined and start <= joined[-1][1]:
@@ -81,6 +86,7 @@ def join_spans(pieces: Iterable[Span]) -> list[Span]:
 
 
 def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
+    """Return the offsets of the spans as one bitmap for each topic-partition."""
     return {tp: covered_offsets(of) for tp, of in spans.items()}
 
 
@@ -102,5 +108,5 @@ def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicParti
 
 
 def spans_overlap(some: Spans, others: Spans) -> bool:
-    """Whether any offset is in both."""
+    """Return whether two sets of spans have an offset in common."""
     return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))

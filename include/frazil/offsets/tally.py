@@ -1,4 +1,6 @@
-"""Counts the offsets of a topic-partition, and finds those seen more than once, with a few bits per offset."""
+"""Counts the offsets of a topic-partition, and finds those seen more than once, with a few bits of memory per
+offset.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import TopicPartition, offset_runs
 
 OFFSETS_PER_RUN = 8
-"""Average length from which runs are added as ranges: adding a range costs as much as adding about ten offsets."""
+"""Minimum average length of runs that are added as ranges. Adding a range costs as much as adding about ten offsets."""
 
 
 class OffsetTally:
@@ -48,25 +50,26 @@ class OffsetTally:
 
     @property
     def copies(self) -> int:
-        """Number of surplus rows: all rows minus the distinct offsets."""
+        """Number of surplus rows: the number of all rows minus that of distinct offsets."""
         return self.rows - len(self.seen)
 
 
 Tallies = Mapping[TopicPartition, OffsetTally]
+"""The tally of each topic-partition."""
 
 
 def offsets_in(tallies: Tallies, tp: TopicPartition) -> BitMap64:
-    """Return the distinct offsets of one topic-partition."""
+    """Return the distinct offsets of one topic-partition; empty if it has no tally."""
     return tallies[tp].seen if tp in tallies else BitMap64()
 
 
 def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the distinct offsets of each tally."""
+    """Return the distinct offsets of each topic-partition."""
     return {tp: tally.seen for tp, tally in tallies.items()}
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """Add up several tallies. An offset that two of the tallies contain counts as repeated."""
+    """Add up several tallies of each topic-partition. An offset that is in two of them counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():
@@ -75,14 +78,16 @@ def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTall
 
 
 def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first runs of consecutive offsets as `(first, last)`, at most `limit` runs."""
+    """Yield the first runs of consecutive offsets as `(first, last)`, both inclusive; at most `limit` runs."""
     if offsets:
         for start, end in islice(offset_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
             yield start, end - 1
 
 
 def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
-    """Build a bitmap from sorted offsets and the indexes where a new run starts. Adds short runs offset by offset."""
+    """Build a bitmap from sorted offsets and the indexes at which new runs start. Short runs are added offset by
+    offset.
+    """
     if len(breaks) * OFFSETS_PER_RUN > len(values):
         return BitMap64(values)
     whole = BitMap64()

@@ -23,11 +23,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 THREADS = 4
+"""Number of threads that the reads of one group share."""
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
-"""Age in seconds from which an answer is stale. It is returned, as pending, only if its refresh is late."""
+"""Age in seconds above which an answer is stale. A stale answer is returned, as pending, only if its refresh is
+late.
+"""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
+"""Seconds after which an answer that was not requested again is dropped, and the interval of this check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Answer(Generic[T]):
     remembered: bool = False
     """Whether the value was read before this process started, and has not been refreshed yet."""
     renewed: bool = False
-    """Whether the answer is stale and a refresh has begun."""
+    """Whether the answer is stale and its refresh is in progress."""
     outdated: bool = False
     """Whether the read failed because frazil was upgraded while this process runs; `problem` has the remedy."""
 
@@ -55,6 +59,8 @@ class Answer(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class _CacheEntry:
+    """The state of one cached read. Times in seconds are monotonic."""
+
     group: _Group
     read: Callable[[], object]
     value: object = None
@@ -64,12 +70,15 @@ class _CacheEntry:
     answered_ms: int | None = None
     began_s: float | None = None
     waiting: bool = False
+    """Whether the read is in its group's queue."""
     remembered: bool = False
     requested_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
+    """Reads that share threads, such as all reads of one catalog."""
+
     queue: deque[_CacheEntry] = field(default_factory=deque)
     running: set[_CacheEntry] = field(default_factory=set)
 
@@ -84,8 +93,8 @@ class PendingAnswer(Generic[T]):
 class Answers:
     """The cache of one process.
 
-    Each thread enters the context manager `around` once, then works on its group's queue until the queue is empty.
-    Threads are daemons. `monotonic` and `now_ms` are clocks.
+    Each thread enters the context manager `around` once, then works on its group's queue until the queue is empty. The
+    threads are daemon threads. `monotonic` and `now_ms` are clocks.
     """
 
     def __init__(
@@ -130,7 +139,7 @@ class Answers:
             return PendingAnswer(one)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
-        """Cache an answer from before this process started, unless the cache has one. The next request refreshes it."""
+        """Cache an answer that is older than this process, unless the cache has one. The next request refreshes it."""
         with self._changed:
             if key not in self._entries:
                 now_s = self._monotonic()
@@ -140,7 +149,9 @@ class Answers:
                 self._entries[key] = one
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, within_s: float) -> list[Answer[T]]:
-        """Return the answers in the order of the requests, after at most `within_s` seconds."""
+        """Return the answers in the order of the requests. Wait for missing and stale answers for at most `within_s`
+        seconds.
+        """
         entries = [one.entry for one in pending]
         with self._changed:
             deadline_s = self._monotonic() + within_s
@@ -152,11 +163,11 @@ class Answers:
             return [cast("Answer[T]", self._answer(one)) for one in entries]
 
     def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
-        """Request one answer, and wait for it at most `within_s` seconds."""
+        """Request one answer, and wait for it for at most `within_s` seconds."""
         return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
     def forget(self, key: Hashable) -> None:
-        """Drop the answer of a key, because its subject was changed."""
+        """Drop the answer of a key, because what it describes was changed."""
         with self._changed:
             self._forget(key)
 
@@ -239,6 +250,7 @@ class Answers:
             return following
 
     def _drop_old(self, now_s: float) -> None:
+        """Drop answers that have not been requested for a long time."""
         if now_s - self._swept_s < SWEEP_INTERVAL_S:  # this runs for each of hundreds of requests
             return
         self._swept_s = now_s

@@ -12,7 +12,7 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
 SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""The period that a calendar shows, by grain."""
+"""The length of the period that a calendar shows, by grain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,10 @@ class Holder:
 
 
 def complete_without_holes_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the end of the last window before which no window is open or held; None while that is unknown."""
+    """Return the end of the last window before which no window is open or held.
+
+    `bound_us` is the time up to which all feeds are complete; None while that is unknown, and then the result is None.
+    """
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
@@ -34,7 +37,8 @@ def find_holders(
 ) -> tuple[Holder, ...]:
     """Return a reason for each feed that delays the next window, then for each window that a gate holds.
 
-    `following` is the next window; None while a watermark is unknown. No feed delays a window that is not over.
+    `following` is the next window; None while a watermark is unknown. As long as that window is not over, the only
+    reason besides gates is the time.
     """
     feeds, gates = tuple(feeds), tuple(Holder("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
@@ -56,7 +60,9 @@ def _holder(feed: Feed) -> Holder:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window. `state` is complete, reopened, held, released, open, history, or (without signals) written, empty."""
+    """One window. `state` is complete, reopened, held, released, open or history. Without signals, it is written or
+    empty.
+    """
 
     key: str
     state: str
@@ -83,7 +89,7 @@ class Calendar:
 def build_calendar(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
-    """Return the signalled windows, and the open windows after them."""
+    """Return a calendar of the signalled windows and the open windows after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
     from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
@@ -93,6 +99,7 @@ def build_calendar(
 
 
 def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
+    """Return the cell of a signalled or open window."""
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
@@ -105,9 +112,9 @@ def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
 def partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return the windows of hourly or daily partitions up to now; None for a table with other partitions.
+    """Return a calendar of hourly or daily partitions up to now; None for a table with other partitions.
 
-    `staged` are those of open backfills.
+    `staged` are the partitions of open backfills.
     """
     found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
     windows = {*found, *waiting}
@@ -133,6 +140,7 @@ def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window
 
 
 def _window_of(one: PartitionFiles) -> Window | None:
+    """Return the hour or day of a partition; None for any other partition."""
     begin_us, end_us = one.window_begin_us, one.window_end_us
     if begin_us is None or end_us is None:
         return None
@@ -146,7 +154,9 @@ def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now
 
 
 def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
-    """Merge two calendars: signalled windows get the files of their partitions."""
+    """Merge two calendars: the signalled windows get the files of their partitions. If one is None, return the
+    other.
+    """
     if signalled is None or partitions is None:
         return signalled or partitions
     by_key = {cell.key: cell for cell in partitions.cells}

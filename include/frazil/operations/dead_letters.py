@@ -26,7 +26,7 @@ from frazil.spec.units import counted
 from frazil.status.flow import DAY_MS, counted_since
 
 COMMITTED_MS = 600_000
-"""Milliseconds within which the batch of a rejected record is usually committed."""
+"""Milliseconds within which a record is usually committed after it was rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Rejected:
     reason: str
     count: int
     places: tuple[str, ...]
-    """Example records, rejected after the last replay or discard of this error class."""
+    """Coordinates of example records that were rejected after the last replay or discard of this error class."""
     there: int
-    """How many of these records are still dead letters. A replay may change the error class of a dead letter."""
+    """Number of these records that are still dead letters. A replay may change the error class of a dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,14 @@ class Treatment:
 
     @property
     def happened(self) -> HistoryEvent:
+        """The replay or discard as an event of the stream's history."""
         return HistoryEvent(self.at_ms, EventKind.DEAD_LETTERS, self.sentence)
 
 
 def find_treatments(
     dead_letters: TableMetadata | None, main: TableMetadata, stream: str, *, since_ms: int
 ) -> list[Treatment]:
-    """Return the replays and discards after `since_ms` from the snapshots of the dead-letter table, oldest first."""
+    """Return the replays and discards after `since_ms`, oldest first, from the snapshots of the dead-letter table."""
     found: list[Treatment] = []
     landed = {summary["frazil.backfill"]: summary for summary in published_summaries(main, stream, since_ms=since_ms)}
     for snapshot in _recent_snapshots(dead_letters, since_ms) if dead_letters else ():
@@ -84,6 +85,7 @@ def _recent_snapshots(metadata: TableMetadata, since_ms: int) -> Iterator[Snapsh
 
 
 def _replay_sentence(summary: Mapping[str, str] | None) -> str:
+    """Describe a replay. `summary` is the summary of the snapshot with its rows; None if that is not known."""
     landed, failed = ((summary or {}).get(f"frazil.{name}", "") for name in ("records", "rejected"))
     if not (landed.isdecimal() and failed.isdecimal()):
         return "dead letters were replayed"
@@ -94,10 +96,11 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
 
 
 def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
-    """Count the last day's rejected records by error class, highest count first, and how many are still dead letters.
+    """Count the last day's rejected records by error class, and how many of them are still dead letters.
 
-    The count begins later than a day ago if older snapshots have expired or the stream was reset. Replays and discards
-    record their changes per span of hours, so the remainder may be too high by dead letters of the first counted span.
+    The highest count comes first. The count begins later than a day ago if older snapshots have expired or the stream
+    was reset. Replays and discards record their changes per span of hours. The number of remaining dead letters may
+    therefore be too high, by those of the first counted span.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -134,8 +137,8 @@ def _changes(
 def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
     """Sum the changes of a replay or discard by error class, from the hours of `first` on.
 
-    `counts` has each change at the first hour of its span. Part of the hours in `first` lies before the counted period,
-    so their changes are limited to the counted records in `of_first`, which is reduced accordingly.
+    `counts` has each change at the first hour of its span. Part of the hours in `first` are before the counted period.
+    Their changes are therefore limited to the counted records in `of_first`, which is reduced accordingly.
     """
     found = Counter[str]()
     for (name, hour), change in counts.items():

@@ -58,7 +58,7 @@ from frazil.table.tables import load_stream_table
 
 KAFKA_ANSWERS_WITHIN_S = 5.0
 MAX_FILES = 20_000
-"""Maximum number of files for a histogram of file sizes, which needs every manifest entry."""
+"""Maximum number of files for which a histogram of file sizes is read, because it needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
@@ -66,7 +66,10 @@ def fetch_stream(spec: StreamSpec) -> StreamState:
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
-    """Read the completeness of a table's windows; None if it does not exist. `specs` are all its streams."""
+    """Read the completeness of a table's windows; None if the table does not exist.
+
+    `specs` are the declarations of all streams that feed the table.
+    """
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
@@ -104,14 +107,16 @@ def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
 
 
 def fetch_standing(spec: StreamSpec) -> Standing:
-    """Read from a stream's table which actions are possible. Raises the errors of `read_stream` and of markers."""
+    """Read the state of a stream's table that its actions depend on. Raises the errors of `read_stream` and of
+    markers.
+    """
     table = read_stream(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return Standing(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
 def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
-    """Return the names of the tables of a stream's route by identifier. `specs` are all declared streams."""
+    """Return the tables of a stream's route, as a mapping of identifiers to names. `specs` are all declared streams."""
     if spec.route is None:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
@@ -119,7 +124,7 @@ def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str
 
 
 def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
-    """Read a table's files and snapshots, and the windows of its partitions; None if the table does not exist."""
+    """Read a table's files and snapshots, and the calendar of its partitions; None if the table does not exist."""
     catalog, now_ms = open_existing_catalog(table.catalog), clock.now_ms()
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
@@ -149,7 +154,10 @@ def _open_backfills(table: Table) -> list[BackfillMarker]:
 
 
 def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
-    """Read a table's newest windows; None before the first signal. `specs` are all streams that feed the table."""
+    """Read a table's newest windows; None before the first signal.
+
+    `specs` are the declarations of all streams that feed the table.
+    """
     seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
@@ -163,7 +171,10 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 
 def fetch_signals(spec: StreamSpec) -> Cursor | None:
-    """Read the cursor of a table's signals: the signalled time and the held windows; None before the first signal."""
+    """Read the cursor of a table's signals: the time up to which windows are signalled, and the held windows.
+
+    Returns None before the first signal.
+    """
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
 
 

@@ -31,8 +31,11 @@ MAX_KEY_CHARACTERS = 255
 SEVERAL = "frazil/several"
 """The deduplication key of every message about several alerts."""
 MAX_RULES = 5
+"""Maximum number of rules that a title names."""
 NOT_WRITING = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
-"""Rules that fire because a stream does not write, causes first. Together they are one incident of the stream."""
+"""Rules whose alerts mean that a stream does not write, causes first. A stream's alerts of these rules are one
+incident.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +45,14 @@ class Trouble:
     name: str
     """The alert's rule without its subject, such as `freshness`; or the failed task."""
     about: str
-    """The stream or the table, such as `stream rides of city.rides`."""
+    """The stream or table, such as `stream rides of city.rides`."""
     sentence: str
     since_ms: int | None
     runbook: str
     page: str
     """The URL of the stream or table on the operations page; empty if Airflow does not know its own URL."""
     key: str
-    """The deduplication key: an alert has the same key when it fires and when it resolves."""
+    """The deduplication key. It is the same when an alert fires and when it resolves."""
     log: str = ""
     alone: bool = True
     """Whether `each` sent this alert in a message of its own when it fired."""
@@ -88,11 +91,12 @@ class Message:
 
     @property
     def page(self) -> str:
+        """The URL of the one stream or table on the operations page, otherwise of the overview."""
         return self.troubles[0].page if len(self.troubles) == 1 else self.overview
 
     @property
     def runbook(self) -> str:
-        """The runbook entry that all alerts share, otherwise the runbook's first page."""
+        """The URL of the runbook entry that all alerts share, otherwise of the runbook itself."""
         entries = {one.runbook for one in self.troubles}
         return entries.pop() if len(entries) == 1 else self.troubles[0].runbook.partition("#")[0]
 
@@ -110,6 +114,7 @@ class Message:
 
     @property
     def text(self) -> str:
+        """The message as plain text."""
         blocks = [self.title]
         for one in self._listed():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
@@ -119,6 +124,7 @@ class Message:
 
     @property
     def slack(self) -> str:
+        """The message in Slack's markup."""
         blocks = [f"*{_slack(self.title)}*"]
         for one in self._listed():
             head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
@@ -164,7 +170,9 @@ class Message:
         return _line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed()))
 
     def _facts(self, one: Trouble) -> list[tuple[str, str]]:
-        since = [("stood since" if self.is_over else "since", utc(one.since_ms))] if one.since_ms is not None else []
+        since = (
+            [("was active since" if self.is_over else "since", utc(one.since_ms))] if one.since_ms is not None else []
+        )
         page = one.page or "Streams, in Airflow's navigation"
         return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
 
@@ -179,10 +187,10 @@ class Message:
 def build_message(
     alerts: Iterable[Mapping[str, Any]], *, is_over: bool, active: Sequence[Mapping[str, Any]], overview: str
 ) -> Message | None:
-    """Return the message for alerts that fired or resolved; None if there is nothing to report.
+    """Return the message about alerts that fired or resolved; None if there is nothing to report.
 
-    `active` are all active alerts, with those that fired. Of a stream that does not write, only the first alert is
-    reported, and its end once no other alert of the same incident is active.
+    `active` are all active alerts, including those that fired. The alerts of a stream that does not write are one
+    incident. Only its first alert is reported, and its end only when none of its alerts is active.
     """
     changed = _once_for_each_incident([*alerts], active, is_over=is_over)
     troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in changed)
@@ -204,7 +212,9 @@ def _incident(alert: Mapping[str, Any]) -> str:
 def _once_for_each_incident(
     changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
 ) -> list[Mapping[str, Any]]:
-    """Return the changed alerts to report: one for each incident, when its first alert fires and its last one ends."""
+    """Return the changed alerts to report. An incident is reported when its first alert fires and when its last one
+    resolves.
+    """
     fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
     standing = {_incident(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
     first: dict[str, Mapping[str, Any]] = {}
@@ -215,6 +225,7 @@ def _once_for_each_incident(
 
 
 def _cause_first(alert: Mapping[str, Any]) -> int:
+    """Return a sort key that puts causes before their consequences."""
     rule = str(alert.get("rule", "")).partition(":")[0]
     return NOT_WRITING.index(rule) if rule in NOT_WRITING else 0
 
@@ -230,7 +241,10 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     log: str,
     overview: str,
 ) -> Message:
-    """Return the message for a task that failed after its last retry. `task` includes the name of its map index."""
+    """Return the message about a task that failed after its last retry.
+
+    `task` is the task's id, with the label of a mapped instance.
+    """
     trouble = _run_trouble(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
     about = _line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
     trouble = replace(trouble, about=about, since_ms=since_ms, log=log)
@@ -238,7 +252,7 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
 
 
 def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
-    """Return the message for a run past its deadline. `run` is the run's URL; it was queued at `since_ms`."""
+    """Return the message about a run past its deadline. `run` is the run's URL; the run was queued at `since_ms`."""
     trouble = _run_trouble(f"{dag_id}: late", sentence, f"{dag_id}/late", "/", overview)
     trouble = replace(trouble, since_ms=since_ms, log=run)
     return Message((trouble,), trouble.key, overview=overview)
@@ -257,7 +271,7 @@ def _run_trouble(name: str, sentence: str, key: str, path: str, overview: str) -
 
 
 def page_path(stream: str | None, table: str | None) -> str:
-    """Return the part after # of the operations page's URL, for a table, a stream or (without either) the overview."""
+    """Return the part of the operations page's URL after #: for a table, a stream, or without either the overview."""
     kind, name = ("table", table) if table else ("stream", stream)
     return f"/{kind}/{quote(name, safe='', errors='replace')}" if name and len(name) <= MAX_TITLE_CHARACTERS else "/"
 
@@ -292,7 +306,7 @@ def _slack(text: str) -> str:
     """Escape Slack's control characters, and replace formatting marks that would take effect.
 
     Slack has no escape for a formatting mark, so a similar-looking character replaces it. Marks within a word, as in
-    `my_table_name`, and within backquotes have no effect in Slack, and stay.
+    `my_table_name`, and marks between backquotes have no effect in Slack, and are kept.
     """
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_ALIKE), plain) for plain in parts[::2]]

@@ -1,4 +1,6 @@
-"""Finds the actions that are possible on a stream, and why others are not, with the commands' messages. Pure."""
+"""Finds the actions that are possible on a stream, and why others are not. The reasons are those of the commands.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class Standing:
     paused: bool = False
     given_up: bool = False
     is_read: bool = False
-    """Whether the stream's table was read, or is known to be missing. If not, only the declaration is checked."""
+    """Whether the stream's table was read, or is known not to exist. If False, only the declaration is checked."""
     marker: Marker | None = None
     backfill: BackfillMarker | None = None
     has_dead_letters: bool = True
@@ -32,7 +34,7 @@ class Standing:
 
 
 def build_standing(status: StreamState | None, history: History | None, *, is_read: bool) -> Standing:
-    """Build a standing from a stream's status and history. `is_read` is as in `Standing`."""
+    """Build the state from a stream's status and history. `is_read` is as in `ActionState`."""
     if status is not None and status.table_exists is False:
         history, is_read = None, True
     found = history or History(has_dead_letters=not is_read)
@@ -53,6 +55,7 @@ def possible_actions(spec: StreamSpec, now: Standing) -> tuple[PageAction, ...]:
 
 
 def _candidates(now: Standing) -> Iterator[PageAction]:
+    """Yield the actions that the stream's state suggests, before their conditions are checked."""
     yield PageAction.RESUME if now.paused else PageAction.PAUSE
     if now.given_up and not now.paused:
         yield PageAction.RESUME
@@ -67,7 +70,10 @@ def _candidates(now: Standing) -> Iterator[PageAction]:
 
 
 def refusal(action: PageAction, spec: StreamSpec, now: Standing) -> str | None:
-    """Return why a backfill or replay is not possible now; None for other actions, which are checked later."""
+    """Return why a backfill or replay is not possible now; None if it is possible.
+
+    Returns None for other actions, which are checked later.
+    """
     checks = {
         PageAction.BACKFILL: (check_no_replay, require_marker),
         PageAction.REPLAY: (check_no_backfill, lambda spec, marker: require_own_marker(spec.name, marker)),

@@ -16,7 +16,7 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import utc
 
 NOT_MEASURED = "not measured"
-"""Replaces a table's due actions if the table could not be measured."""
+"""Stands in place of a table's due actions if the table could not be measured."""
 TABLE_RULES = frozenset(
     {
         *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
@@ -25,13 +25,14 @@ TABLE_RULES = frozenset(
 )
 """Alert rules about a table's files, snapshots and metadata."""
 MAX_ERRORS = 5
+"""Maximum number of errors of a declaration that a line of the overview lists."""
 GRACE_MS = 10_000
 """Milliseconds after which an unresponsive read needs attention. Shorter delays occur on a busy host."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandingAlert:
-    """An active alert, as `frazil_health` last measured it."""
+    """An active alert from the last measurement of `frazil_health`."""
 
     subject: str
     """The alert's subject: a table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
@@ -48,12 +49,12 @@ class Need:
     sentence: str
     runbook: str | None = None
     dag: str | None = None
-    """The Airflow DAG that the problem is about."""
+    """The Airflow DAG to open for this problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The last measured state of a table's files and metadata, with the table's alerts or due actions."""
+    """The state of a table's files and metadata at the last measurement. `what` names active alerts or due actions."""
 
     level: Level
     word: str
@@ -70,13 +71,14 @@ class Windows:
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[Holder, ...] = ()
+    """Why the next window is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReading:
-    """The result of reading one stream. `silent_since_ms` is set while the read is unresponsive.
+    """The result of reading one stream. `status` and the stream's freshness are those at `at_ms`.
 
-    `status` and the stream's freshness are those at `at_ms`.
+    `silent_since_ms` is the time since when the read has not responded; None if it responds.
     """
 
     status: StreamState | None = None
@@ -108,11 +110,13 @@ class Line:
     application: str | None = None
     freshness_ms: int | None = None
     promise_ms: int | None = None
+    """Maximum allowed age of the oldest record that waits in Kafka."""
     lag: int | None = None
     records_per_s: float | None = None
     rate_ms: int | None = None
     """The period that `records_per_s` covers."""
     last_hour: tuple[int, ...] = ()
+    """Number of records in each part of the last hour, oldest first."""
     backpressure_ms: int | None = None
     rejected_last_day: int | None = None
     rejected_since_ms: int | None = None
@@ -139,14 +143,16 @@ class Overview:
     """Whether some streams are still being read, so that the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
+    """Problems that do not belong to one stream."""
     airflow: tuple[str, ...] = ()
+    """A sentence for each Airflow component without a recent heartbeat."""
     headline: str = ""
     """A summary of all streams, without a full stop; empty if there are no streams."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The state of a stream's table, DAGs and alerts."""
+    """What is known about a stream apart from its status: its table's windows and health, its DAGs and alerts."""
 
     windows: Windows | None = None
     alerts: Sequence[StandingAlert] = ()
@@ -159,7 +165,10 @@ class Around:
 
 
 def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
-    """Summarize the streams. `airflow` has a sentence for each Airflow component without a recent heartbeat."""
+    """Return a summary of all streams, empty without streams.
+
+    `airflow` has a sentence for each Airflow component without a recent heartbeat.
+    """
     levels = Counter(line.level for line in lines)
     needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], counted(len(lines), "stream")
     if not lines:
@@ -242,10 +251,12 @@ def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamSt
 
 
 def _quiet_notes(state: StreamState) -> tuple[str, ...]:
+    """Return the state's sentence as a note if the state needs no attention."""
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
 def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[Need, ...]:
+    """Return the open problems of a stream, most urgent first."""
     needs, windows, status = {}, around.windows, reading.status
     is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
     if is_wrong:
@@ -281,7 +292,7 @@ def _declaration_needs(reading: StreamReading) -> Iterator[str]:
 
 
 def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
-    """Return a need for the paused writer DAG, if that explains why the stream has no writer."""
+    """Return a problem if the DAG of the stream's writer is paused and that explains why no writer runs."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
@@ -289,7 +300,10 @@ def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: st
 
 
 def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert quotes `first`, the stream's first need, or has the rule of a broken stream."""
+    """Whether an alert only repeats the stream's state.
+
+    It does if it quotes `first`, the stream's first problem, or if it has the rule of a broken stream's state.
+    """
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
         return True
@@ -297,7 +311,7 @@ def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool
 
 
 def sort_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Order lines by level, broken first, then by the number of needs, then by name."""
+    """Order lines by level, broken first, then by the number of problems (most first), then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
@@ -306,7 +320,7 @@ def group_by_stream(
 ) -> dict[str, list[StandingAlert]]:
     """Group alerts by stream. Alerts that belong to no stream are under the empty name.
 
-    `tables` maps each table, of any kind, to its streams.
+    `tables` maps the names of tables of any kind to the streams that write to them.
     """
     found: dict[str, list[StandingAlert]] = {}
     for alert in alerts:
@@ -328,9 +342,9 @@ def _streams_of(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Se
 def combine_health(
     tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """Return the combined state of the files and metadata of some tables, from the alerts of their stream.
+    """Return the combined state of the files and metadata of some tables.
 
-    `due` maps tables to due actions; it is None if nothing was measured.
+    `alerts` are those of the tables' stream. `due` maps tables to due actions; None if nothing was measured.
     """
     of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)

@@ -1,4 +1,4 @@
-"""The page's actions, and the descriptions of their effects that the user confirms. Pure."""
+"""Defines the page's actions, and describes their effects, which the user confirms. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STREAM_ACTIONS = frozenset(PageAction) - {PageAction.MAINTAIN, PageAction.RELEAS
 DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN, PageAction.RELEASE})
 """Actions that a DAG run in Airflow carries out."""
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
-"""Actions whose effect depends on the table, which is read for the plan and again for the action."""
+"""Actions whose effects depend on the table. It is read for the plan, and again when the action is carried out."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.PAUSE: ("generation",),
     PageAction.RESUME: ("generation", "dag_paused"),
@@ -42,13 +42,15 @@ DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
     PageAction.RELEASE: ("dag_paused",),
     PageAction.SEND_AGAIN: (),
 }
-"""The fields of `ActionContext` that an action depends on: it is refused if they changed after the user saw the plan.
+"""The fields of `ActionContext` that an action depends on. If they change after the user saw the plan, the action is
+refused.
 
-They are users' decisions only: a writer may start or end in between. Prepared actions also depend on the table.
+They are users' decisions only: a writer may start or end in the meantime. Prepared actions also depend on the table.
 """
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
-"""Actions that change the table or its readers' data. To confirm, the user types the subject's name."""
+"""Actions that change the table or what its readers get. To confirm, the user types the subject's name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
+"""Actions that can run as a dry run."""
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
 """Actions that are possible only in certain states of the stream's table."""
 
@@ -66,10 +68,11 @@ REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRun:
-    """A DAG run in Airflow that has not ended."""
+    """A queued or running DAG run in Airflow."""
 
     id: str
     waits: bool
+    """Whether the run is still queued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class ActionContext:
     """The name of the stream or table."""
     desired: str | None = None
     generation: int | None = None
+    """The number of the desired state's last change."""
     writer_runs: bool = False
     has_table: bool = True
     dag: str | None = None
@@ -87,11 +91,13 @@ class ActionContext:
     dag_paused: bool | None = None
     """Whether the DAG is paused; None if Airflow does not have the DAG."""
     unfit: str | None = None
+    """Why the action is not possible on this stream; None if it is possible."""
     backfill: str = ""
     """The id and state of the stream's open backfill or replay."""
     run: UnfinishedRun | None = None
     """A run of the DAG that is already changing the subject's tables."""
     silent: tuple[MissingComponent, ...] = ()
+    """Airflow components without a recent heartbeat."""
     staged: str = ""
     """A sentence on the progress of the stream's open backfill or replay."""
 
@@ -106,12 +112,16 @@ class Plan:
 
     action: PageAction
     says: tuple[str, ...]
+    """The effects, one sentence each."""
     refused: str | None = None
     missing: str | None = None
     """What the user must change in the form first; None if the form is complete."""
     version_token: str = ""
-    """Token of the plan. The confirmation sends it back, so that frazil does exactly what the user confirmed."""
+    """Token of the plan, which the confirmation sends back. It ensures that only the confirmed action is carried
+    out.
+    """
     retype: bool = False
+    """Whether the user must type the subject's name to confirm."""
     generation: int | None = None
 
 
@@ -119,7 +129,7 @@ class Plan:
 class Prepared:
     """The effects of an action on the current state of a table, and a function that carries out exactly these effects.
 
-    `carry_out` raises if the table has changed since.
+    `carry_out` raises an error if the table has changed since.
     """
 
     says: tuple[str, ...]
@@ -129,7 +139,9 @@ class Prepared:
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """Describe the effects of an action. For a prepared action, the caller adds those that depend on the table."""
+    """Describe the effects of an action. For a prepared action, the caller adds the effects that depend on the
+    table.
+    """
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,
@@ -174,6 +186,7 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
 
 
 def _dag_change(was: str, now: str) -> str:
+    """Describe a change of whether the DAG is paused."""
     if was == "None":
         return "its DAG was added to Airflow"
     return {
@@ -291,6 +304,7 @@ def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
 
 
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
+    """Return why the action is not possible now; None if it is possible."""
     if now.unfit is not None:
         return now.unfit
     if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
@@ -305,6 +319,7 @@ def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None
 
 
 def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
+    """Return why a run of the action's DAG cannot start now; None if it can."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
     run = now.run

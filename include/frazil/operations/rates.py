@@ -39,7 +39,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
     """Return the rate for each point, oldest first.
 
     A batch's records are spread over all spans since the previous batch, unless that was long ago. The newest spans
-    have no rate while their batch may still be running.
+    have no rate as long as their batch may still be in progress.
     """
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
@@ -63,7 +63,9 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of the known part of each of the longer `spans`, from the points in it."""
+    """Return the mean rate of each of the longer `spans`, oldest first, over those of its `points` whose rate is
+    known.
+    """
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
@@ -105,6 +107,7 @@ def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:
 
 
 def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
+    """Return the rate of a span if the batch's records are spread over the time from `begin_ms` on."""
     if span.at_ms < begin_ms:
         return Rate(span.at_ms)
     seconds = (batch.end_ms - begin_ms) / 1000
@@ -112,5 +115,7 @@ def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
 
 
 def _longest_ms(point: Point) -> int:
-    """Return the longest normal time between two batches: twice the commit interval and the delay, plus a span."""
+    """Return the longest normal time between the ends of two batches: twice the commit interval and delay, plus a
+    span.
+    """
     return 2 * ((point.interval_ms or 0) + (point.backpressure_ms or 0)) + point.span_ms

@@ -17,7 +17,7 @@ MAX_AGE_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """The last status of a stream, with the fingerprint of its declaration at the time."""
+    """The last status of a stream, with the fingerprint of its declaration at that time."""
 
     stream: str
     fingerprint: str
@@ -32,7 +32,9 @@ def save_statuses(file: Path, known: Iterable[Remembered], *, now_ms: int) -> No
 
 
 def load_statuses(file: Path, *, now_ms: int) -> list[Remembered]:
-    """Return the statuses that are not too old; empty for a file of another version. Raises OSError."""
+    """Return the saved statuses that are not too old; empty if another version of frazil wrote the file. Raises
+    OSError.
+    """
     try:
         known = msgspec.convert(read_json(file) or [], list[Remembered])
     except (ValueError, msgspec.ValidationError):

@@ -1,4 +1,7 @@
-"""Resets a stream, or abandons its backfill, in two steps: describe the effects, then carry out exactly these."""
+"""Prepares and carries out a reset of a stream, or the abandonment of its backfill.
+
+The first step describes the effects; the second step carries out exactly these.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown u
 
 
 def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: Available) -> tuple[Move, ...]:
-    """Return the move of each topic-partition. Raises SpecError if rows of a route would land a second time."""
+    """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
     marker = seen.marker
     if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
         held = keep_same_topics(marker.offsets, marker.source, now.source)
@@ -60,7 +63,7 @@ def compute_moves(spec: StreamSpec, target: Offsets, *, seen: BeforeReset, now: 
 
 
 def consequences_for(spec: StreamSpec, plan: Sequence[Move], *, seen: BeforeReset, now: Available) -> list[str]:
-    """Return the consequences of a reset for a stream of this mode, as sentences."""
+    """Return sentences about the consequences of a reset, which depend on the stream's mode."""
     merged: Merged = "dropped" if spec.dedupe else "no"
     if spec.mode == "upsert":
         merged = "by order" if spec.order_by else "by arrival"
@@ -94,7 +97,7 @@ def reset_sentence(wanted: ResetTarget, plan: Sequence[Move], *, by: str) -> str
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> Prepared:
-    """Read the table, and return the effects of abandoning its backfill. Raises the errors of reading the table."""
+    """Read the stream's table, and return the effects of abandoning its backfill. Raises the errors of the read."""
     tables = read_stream(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:
@@ -112,7 +115,7 @@ def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> Prepared:
 
 
 def describe_staged(backfill: BackfillMarker) -> str:
-    """Describe the progress of an open backfill or replay."""
+    """Return a sentence about the progress of an open backfill or replay."""
     what = "Replay" if backfill.replays else "Backfill"
     if not backfill.chunks:
         return f"{what} {backfill.id} has staged nothing yet."

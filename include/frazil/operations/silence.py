@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from frazil.timetext import ago, utc
 
 ALIVE_MS = 60_000
+"""Maximum age in milliseconds of a running component's heartbeat."""
 EFFECTS = {
     "scheduler": "no run or task starts, so nothing is measured, maintained or signalled, and your actions wait",
     "triggerer": "writers continue unsupervised: a writer that ends is not restarted, and a pause or resume waits",
     "dag-processor": "new streams and changed DAG files do not reach Airflow",
 }
-"""The effect on frazil while no process of a component runs."""
+"""The effect on frazil as long as no process of a component runs."""
 
 DEV_START = "frazil dev up --airflow"
 """The command that starts the missing components of a development Airflow."""
@@ -21,6 +22,8 @@ DEV_START = "frazil dev up --airflow"
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
+    """The last heartbeat of one of Airflow's components."""
+
     at_ms: int
     runs: bool = True
     """Whether the component runs; False after an orderly shutdown."""
@@ -32,10 +35,12 @@ class MissingComponent:
 
     component: str
     words: str
+    """The component and when it was last seen, as the beginning of a sentence."""
     start: str
+    """The command that starts the component."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
-        """Describe the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
+        """Return a sentence about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""
         as_of = f" Alerts are as of {utc(alerts_at_ms)}." if alerts_at_ms and self.component == "scheduler" else ""
         return f"{self.words}: {EFFECTS[self.component]}.{as_of} Start it: `{self.start}`"
 
@@ -43,7 +48,10 @@ class MissingComponent:
 def silent(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """Return the components that an operator must start. `dev` is set in the Airflow of `frazil dev up --airflow`."""
+    """Return the components without a recent heartbeat, which an operator must start.
+
+    `dev` is set in the Airflow of `frazil dev up --airflow`.
+    """
     return tuple(
         MissingComponent(
             component,

@@ -47,7 +47,7 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 NO_PAST = StreamHistory()
 KAFKA = "Kafka"
-"""The name of Kafka among the parts of a view that may be unreadable."""
+"""The name of Kafka in the mapping of unreadable parts of a view."""
 
 
 HOURS = (6, 24, 7 * 24, 14 * 24)
@@ -104,7 +104,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The past of a stream, as its table's metadata describes it."""
+    """What the table's metadata and the recorded history show about a stream's past."""
 
     has_commits: bool = False
     rejected: tuple[Rejected, ...] = ()
@@ -113,9 +113,11 @@ class History:
     """Counts of the last day's changes of a merging stream, by a key of `frazil.commit.history.RECORD_OUTCOMES`."""
     marker: Marker | None = None
     past: StreamHistory = NO_PAST
+    """The recorded history."""
     last_backfill: BackfillMarker | None = None
     has_dead_letters: bool = False
     unreadable: bool = False
+    """Whether the table has a marker that cannot be read."""
     coordinates: bool = True
 
     @property
@@ -138,7 +140,9 @@ class Partition:
     newest_ms: int | None
     """The topic-partition's newest event time that counts for the watermark."""
     idle: bool
+    """Whether the topic-partition counts as idle."""
     holds: bool
+    """Whether the topic-partition holds the stream's watermark back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +167,18 @@ class StreamView:
     has_commits: bool = False
     rejected: tuple[Rejected, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
+    """Merge counts of the last day, by result."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
+    """Merge counts of the last batch, by result."""
     partitions: tuple[Partition, ...] = ()
     partitions_in_all: int = 0
+    """Number of all topic-partitions; `partitions` has at most `MAX_PARTITIONS`."""
     runs: tuple[WriterRun, ...] = ()
     """The runs of the stream's writer on this host, newest first."""
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs in Airflow, each with whether it is paused."""
     audited: str | None = None
-    """Its last audit, in words; None if unknown."""
+    """A sentence about the stream's last audit; None if unknown."""
     pending: bool = False
     may_act: bool = False
     actions: tuple[PageAction, ...] = ()
@@ -179,6 +186,7 @@ class StreamView:
     problems: tuple[str, ...] = ()
     """Sentences about parts of this view that could not be read."""
     airflow: tuple[str, ...] = ()
+    """A sentence for each Airflow component without a recent heartbeat."""
     points: tuple[Point, ...] = ()
     """The points of the recorded history, oldest first."""
     rates: tuple[Rate, ...] = ()
@@ -188,7 +196,7 @@ class StreamView:
     """The path in Airflow's UI of the log of the stream's writer task."""
     topics: tuple[Topic, ...] = ()
     routes: bool = False
-    """Whether the stream has a route. If so, rows and commits are those of its default table."""
+    """Whether the stream has a route. If so, the rows and commits shown are those of its default table."""
     routed: RoutedTables | None = None
     period: Period | None = None
     trend: Trend | None = None
@@ -239,7 +247,9 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the sentences on unreadable parts, without Kafka's sentence if the status already reports it."""
+    """Return the sentences about unreadable parts, without the sentence about Kafka if the status already reports
+    it.
+    """
     reported = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
@@ -247,7 +257,7 @@ def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tu
 def list_partitions(
     marker: Marker | None, ends: Mapping[TopicPartition, int] | None, spec: StreamSpec
 ) -> tuple[Partition, ...]:
-    """Return each topic-partition that the marker or Kafka has. `ends` is None while Kafka does not respond."""
+    """Return each topic-partition that is in the marker or in Kafka. `ends` is None if Kafka does not respond."""
     offsets = keep_topics(marker.offsets, spec.source.reads) if marker else {}
     times = marker.max_event_times_us if marker else {}
     idle = marker.idle if marker else frozenset()
@@ -273,7 +283,10 @@ def total_lag(partitions: Sequence[Partition]) -> int | None:
 
 
 def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
-    """Return at most `MAX_PARTITIONS`, by name: those that hold the watermark back, then those with the largest lag."""
+    """Return at most `MAX_PARTITIONS` topic-partitions, sorted by name.
+
+    Those that hold the watermark back are kept first, then those with the largest lag.
+    """
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
     worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
@@ -281,7 +294,7 @@ def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
 
 
 def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
-    """Return the runs of the writer on this host, newest first, including the current one."""
+    """Return the runs of the stream's writer on this host, newest first, including the current run."""
     if observation is None:
         return ()
     ended = [_ended_run(one) for one in reversed(observation.exits)]
@@ -312,7 +325,9 @@ def _ended_run(end: ExitRecord) -> WriterRun:
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:
-    """Return labels and values of the main settings. `names` maps identifiers of the stream's tables to names."""
+    """Return labels and values of the main settings. `names` maps the identifiers of the stream's tables to their
+    names.
+    """
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
         "Topics": spec.source.topics_in_words,
@@ -344,7 +359,10 @@ def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
 
 
 def list_topics(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
-    """Return the stream's topics. `address` is the topic viewer's URL with {topic} in it, or empty."""
+    """Return the stream's topics, at most `MAX_TOPICS`.
+
+    `address` is the topic viewer's URL, in which {topic} stands for the name; empty without a viewer.
+    """
     names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

@@ -25,8 +25,11 @@ SMALLEST_BUCKET = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
+"""Maximum length of the text about lost records in an event."""
 STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+"""Properties of a snapshot's summary that name the snapshot's stream."""
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
+"""Operations on the dead-letter table, each with its effect on dead letters."""
 LABELS = {
     "batch": "batch",
     "merge": "merge",
@@ -37,6 +40,7 @@ LABELS = {
     "dead-letters": "replay or discard",
     "others": "other programs",
 }
+"""Labels of the kinds of snapshots."""
 MARKER_OPERATIONS = {
     "take-over": ("start", "writer started", "a new epoch"),
     "settle": ("start", "writer started", "a batch of an earlier epoch was discarded"),
@@ -49,12 +53,12 @@ MARKER_OPERATIONS = {
     "align": ("open", "open windows", ""),
     "release": ("open", "rows moved to main", ""),
 }
-"""Operations that commit no batch: kind, label and effect. Without an effect, file counts are shown."""
+"""Operations that commit no batch, each with kind, label and effect. If the effect is empty, file counts are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Files with a size of `at_least` bytes or more, and less than `below` bytes."""
+    """Number and total size of the files with `at_least` bytes or more, but less than `below` bytes."""
 
     at_least: int
     below: int
@@ -64,7 +68,9 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One snapshot, or an expiry of snapshots. `kind` is a key of LABELS, or start, position or open."""
+    """One snapshot, or an expiry of snapshots, in the timeline. `kind` is a key of KIND_LABELS, or start, position or
+    open.
+    """
 
     at_ms: int
     kind: str
@@ -75,8 +81,8 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
-    """A maintenance action, with whether it is due and why. `enabled` is False if the action is switched off."""
+class ActionStatus:
+    """Whether a maintenance action is due, and why. `enabled` is False if the action is switched off."""
 
     name: str
     due: bool
@@ -86,7 +92,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files, snapshots and metadata of a table. `limit` is the limit of manifest-list bytes per data file."""
+    """The files, snapshots and metadata of a table. `limit` is the maximum of manifest-list bytes per data file."""
 
     rows: int
     files: int
@@ -102,10 +108,10 @@ class Shape:
     histogram: tuple[Bucket, ...]
     """Files by size; empty if the table has too many files to read all its manifests."""
     marks: tuple[Mark, ...]
-    """The snapshots and expiries, oldest first."""
+    """The timeline: snapshots and expiries, oldest first."""
     past: tuple[PastOutcome, ...]
     """Recent maintenance actions, newest first."""
-    actions: tuple[Action, ...]
+    actions: tuple[ActionStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +124,10 @@ class TableView:
     """A value of `frazil.maintenance.tables.TableKind`."""
     level: Level
     word: str
-    """The table's state, in the overview's words."""
+    """The table's state, in the words of the overview."""
     streams: tuple[str, ...]
     every: str
+    """The interval of maintenance checks, such as `1h`."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[StandingAlert, ...] = ()
@@ -131,6 +138,7 @@ class TableView:
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
+    """A sentence for each Airflow component without a recent heartbeat."""
 
 
 def build_shape(  # noqa: PLR0913 - all facts about a table
@@ -159,13 +167,13 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
         marks=build_marks(metadata, past),
         past=tuple(past[: -MAX_PAST_RUNS - 1 : -1]),
         actions=tuple(
-            Action(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
+            ActionStatus(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
         ),
     )
 
 
 def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
-    """Count files by size. Each bucket is twice as wide as the one before; empty buckets in between are included."""
+    """Count files by size. Each bucket is twice as wide as the previous one; empty buckets in between are included."""
     files, total = Counter[int](), Counter[int]()
     for size in sizes:
         index = (size // SMALLEST_BUCKET).bit_length()
@@ -184,7 +192,9 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 
 def build_marks(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
-    """Return a mark for each of the newest snapshots of all branches, and for each expiry after the oldest of these."""
+    """Return the timeline, oldest first: the newest snapshots of all branches, and the expiries since the oldest of
+    these.
+    """
     newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
     expiries = [
         Mark(
@@ -216,7 +226,7 @@ def _mark(snapshot: Snapshot) -> Mark:
 
 
 def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
-    """Return a key of LABELS, or position for a snapshot that changed a stream's marker without a batch."""
+    """Return a key of KIND_LABELS, or `position` for a snapshot that changed a stream's marker without a batch."""
     if summary.get("frazil.stream") and summary.get("frazil.commit-record"):
         return "merge" if summary.get("frazil.inserted") is not None else "batch"
     if summary.get("frazil.operation") in DEAD_LETTER_OPERATIONS:
@@ -231,7 +241,11 @@ def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
 def table_health(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """Return the health of a table by the overview's rules, then whether it needs attention; `shape` may be unknown."""
+    """Return the health of a table, by the rules of the overview.
+
+    A table that is healthy by these rules needs attention if it has any alert, a problem of its route or a held window.
+    `shape` is None if it is unknown.
+    """
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
     found = combine_health(["it"], alerts, due)
     if found is not None and found.level is Level.TROUBLE:
@@ -252,11 +266,12 @@ def route_problems(identifier: str, statuses: Iterable[StreamState]) -> tuple[st
 
 
 MAX_ROUTED_TABLES = 60
+"""Maximum number of routed tables in a view."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedTable:
-    """A routed table. `amiss` describes its problem in a few words; empty without a known problem."""
+    """A routed table. `amiss` describes its problem in a few words; empty if it has no known problem."""
 
     name: str
     amiss: str = ""
@@ -269,7 +284,9 @@ class RoutedTables:
 
     tables: tuple[RoutedTable, ...]
     found: int
+    """Number of the tables that match the search."""
     in_all: int
+    """Number of the route's tables."""
 
 
 def search_routed(
@@ -277,7 +294,7 @@ def search_routed(
 ) -> RoutedTables | None:
     """Return the tables that contain each word of the search; None without a route, or if no tables are known yet.
 
-    `amiss` maps names, also of missing tables, to problems. `level` is the level of the route's stream.
+    `amiss` maps names of tables, including missing tables, to problems. `level` is the level of the route's stream.
     """
     wrong = amiss or {}
     if not names and not wrong:

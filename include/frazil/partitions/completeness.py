@@ -20,7 +20,7 @@ MAX_WINDOWS = 500
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One stream that feeds the table."""
+    """One stream that feeds the table, with its watermark."""
 
     stream: str
     watermark_us: int | None
@@ -34,13 +34,14 @@ class Feed:
 
     @property
     def complete_until_us(self) -> int | None:
+        """Windows that end by this time are complete for this stream; None if its watermark is unknown."""
         if self.watermark_us is None:
             return None
         bound = self.watermark_us - self.lateness_us
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def waits_for(self, window: Window | None = None) -> str:
-        """Return what has to happen before `window`, or any window, is complete, as a clause."""
+        """Return, as a clause, what must happen before `window` is complete; without `window`, before any window is."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         where = f"{self.stream}, {self.holding_back[0]}-{self.holding_back[1]}" if self.holding_back else self.stream
@@ -49,12 +50,15 @@ class Feed:
         if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
             return f"rows of {self.stream} since {_format_seconds(self.waiting_us)} wait on a branch"
         until = format_time(window.end_us + self.lateness_us)
-        return f"events of {until} must arrive; the newest of {where} are of {_format_seconds(self.watermark_us)}"
+        return (
+            f"events from {until} or later must arrive; the newest of {where} are from "
+            f"{_format_seconds(self.watermark_us)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """State of a table's decisions: each window that begins in `[from, through)` has at least one signal."""
+    """State of a table's window decisions: each window that begins in `[from, through)` has at least one signal."""
 
     grain: Grain
     from_us: int
@@ -72,9 +76,11 @@ class WindowDecision:
     """The windows to signal: `complete` for the first time, and `again` because late rows reopened them."""
 
     complete: tuple[Window, ...]
+    """Windows that are complete for the first time."""
     again: Mapping[Window, int]
     """Windows that were signalled before, with the number of late rows that arrived since then."""
     from_us: int | None
+    """With `through_us`, the range of the new cursor; None if no watermark is known."""
     through_us: int | None
     reason: str
 
@@ -92,7 +98,7 @@ def decide(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide which windows completed since the cursor.
+    """Decide which windows completed since the cursor, and which late rows reopened.
 
     `late` has the number of rows that came after the cursor's commit, by the start of their window. Without a cursor,
     the first window is that of `complete_from_us`, or the one that is open now; earlier windows get no signal. After a
@@ -123,6 +129,7 @@ def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
 
 
 def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
+    """Return the streams that the window is still waiting for."""
     return tuple(f for f in feeds if f.complete_until_us is None or f.complete_until_us < window.end_us)
 
 
@@ -190,7 +197,9 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""Maximum time from the newest trusted event time to a window. Rows of later windows come from wrong clocks."""
+"""Maximum time from the newest trusted event time to a window. Rows of later windows are assumed to come from wrong
+clocks.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +212,7 @@ class Alignment:
 
     @classmethod
     def from_spec(cls, spec: StreamSpec) -> Alignment | None:
-        """Return the declared alignment; None for a stream that shows every row at once."""
+        """Return the declared alignment; None for a stream that shows every row as soon as it is committed."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)

@@ -103,6 +103,7 @@ def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> d
 
 
 def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
+    """Return the smallest and largest event time in a file; None if they are unknown."""
     lower = (file.lower_bounds or {}).get(field.field_id)
     upper = (file.upper_bounds or {}).get(field.field_id)
     kind = field.field_type

@@ -1,5 +1,5 @@
-"""Runs the quality gate as a process: reads one request per line from stdin, and writes only results or an error to
-stdout.
+"""Runs the quality gate as a process. It reads one request per line from stdin, and writes only results, or an error,
+to stdout.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """Write one GateResult per line and return 0; after an error, write its name and message and return its exit
-    code.
+    """Evaluate the requests, write one GateResult per line, and return 0.
+
+    After an error, write its class and message, and return its exit code. The first argument is the timeout in seconds.
     """
     # The parent kills this process at the timeout; if the parent has died, the alarm ends this process.
     signal.alarm(math.ceil(float(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Evaluates one window: finds it, chooses the engine, reads and validates its rows, and writes the result page."""
+"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the result page."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _NULLABLE = {
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
 }
-"""pandas types for Arrow types. With pandas' default types, a null turns an integer column into floats, which changes
-large integers.
+"""Nullable pandas types for Arrow types. By default, a null would turn an integer column into floats, which cannot
+represent large integers.
 """
 
 PARTITIONS_PER_CORE = 2
+"""Spark partitions per core after small files are combined."""
 MAX_ARROW_ROWS = 5_000_000
 """Maximum number of rows for which pandas is used.
 
@@ -45,7 +46,7 @@ At 1 million rows, pandas is faster than Spark and takes 0.8 GB (bench/gate.py).
 
 @dataclass(frozen=True, slots=True)
 class GatedWindow:
-    """The window of a request, as found in the catalog; its rows are read on demand."""
+    """A window to check, as found in the catalog. Its rows are read on demand."""
 
     request: GateRequest
     schema: Schema
@@ -53,18 +54,22 @@ class GatedWindow:
 
     @property
     def columns(self) -> frozenset[str]:
+        """Names of the table's columns."""
         return frozenset(field.name for field in self.schema.fields)
 
     def max_rows(self) -> int:
-        """Return the row count of all files that may hold rows of the window, from the snapshot's metadata."""
+        """Return the maximum number of rows in the window: those of all files that may have some. Reads only
+        metadata.
+        """
         return sum(task.file.record_count for task in self.scan.plan_files())
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
+        """Return the window's rows with these columns as a pandas DataFrame."""
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
         return rows.to_pandas(types_mapper=_NULLABLE.get)
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
-        """Return a Spark DataFrame of the same rows; NaN becomes null, as in pandas."""
+        """Return the same rows as a Spark DataFrame. NaN becomes null, as in pandas."""
         parts = (catalog_config(self.request.catalog).name, *self.request.table.split("."))
         name = ".".join(f"`{part}`" for part in parts)
         begin, end = self._bounds()
@@ -80,7 +85,7 @@ class GatedWindow:
         return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
 
     def _bounds(self) -> tuple[datetime, datetime]:
-        """Return the window's bounds; they have a time zone if the event-time column has one."""
+        """Return the window's begin and end. They have a time zone if the event-time column has one."""
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
         begin, end = (epoch + timedelta(microseconds=us) for us in (self.request.from_us, self.request.to_us))
         if isinstance(self.schema.find_type(self.request.event_time), TimestamptzType):
@@ -91,7 +96,8 @@ class GatedWindow:
 def open_window(request: GateRequest) -> GatedWindow:
     """Find the window in the catalog.
 
-    Raises SpecError (the table or column does not exist), FrazilError (the snapshot has expired), and catalog errors.
+    Raises SpecError if the table or the event-time column does not exist, FrazilError if the snapshot has expired, and
+    errors of the catalog.
     """
     catalog = open_existing_catalog(request.catalog)
     with catalog_errors(catalog.name):
@@ -101,7 +107,7 @@ def open_window(request: GateRequest) -> GatedWindow:
             raise SpecError(f"{request.suite}: the catalog {catalog.name!r} has no table {request.table}") from error
     snapshot = table.snapshot_by_id(request.snapshot_id)
     if snapshot is None:
-        raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}: evaluate the window again")
+        raise FrazilError(f"{request.table} no longer has snapshot {request.snapshot_id}; evaluate the window again")
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
         raise SpecError(f"{request.table} has no column {request.event_time}, which the stream declares as event time")
@@ -110,8 +116,8 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """Start a small, quiet Spark session on loopback with the request's catalog; `request.spark` overrides its
-    properties.
+    """Start a small Spark session on loopback with the request's catalog. Properties in `request.spark` take
+    precedence.
     """
     from pyspark.sql import SparkSession  # small windows need no Spark
 
@@ -139,6 +145,7 @@ def start_spark(request: GateRequest) -> Any:
 
 
 def _nan_as_null(name: str, kind: str) -> str:
+    """Return an SQL expression of the column in which NaN is null."""
     if kind not in {"float", "double"}:
         return f"`{name}`"
     return f"CASE WHEN NOT isnan(`{name}`) THEN `{name}` END AS `{name}`"
@@ -147,7 +154,7 @@ def _nan_as_null(name: str, kind: str) -> str:
 def evaluate(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
-    """Evaluate the window and write its page. A window without rows passes.
+    """Evaluate the suite on the window, write the result page, and return the result. A window without rows passes.
 
     Raises SpecError if the suite cannot be used on this table, and the errors of `open_window`.
     """
@@ -167,7 +174,9 @@ def evaluate(
 
 
 def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, Validation | None]:
-    """Return the number of rows, and the result of the suite; None without rows. Without a session, uses pandas."""
+    """Return the number of rows and the suite's result, which is None without rows. Uses pandas if `session` is
+    None.
+    """
     frame = window.to_pandas(suite.columns) if session is None else window.to_spark(suite.columns, session).persist()
     try:
         rows = len(frame) if session is None else frame.count()

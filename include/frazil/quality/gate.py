@@ -18,12 +18,12 @@ from frazil import errors
 from frazil.errors import FrazilError
 
 MAX_LOG_CHARACTERS = 2000
-"""Maximum number of characters of a crashed child's log that the error quotes."""
+"""Maximum length of the log of a crashed child process that the error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """One window of one snapshot, and the suite with which to check it."""
+    """A window in a snapshot, and the suite that checks it."""
 
     suite: Path
     catalog: str | None
@@ -33,15 +33,17 @@ class GateRequest:
     event_time: str
     """Name of a column of type timestamptz or timestamp."""
     from_us: int
+    """Begin of the window (inclusive), in microseconds since 1970, UTC."""
     to_us: int
-    """Bounds of the window, `[from, to)`, in microseconds since 1970, UTC."""
+    """End of the window (exclusive), in microseconds since 1970, UTC."""
     partition: str
-    """The window's key, such as 2013-12-30T15."""
+    """The window's partition key, such as 2013-12-30T15."""
     docs: Path
-    """The folder of the Data Docs, which all gates with the same FRAZIL_HOME share."""
+    """Folder of the Data Docs. All gates with the same FRAZIL_HOME share it."""
     engine: Literal["auto", "arrow", "spark"] = "auto"
+    """`arrow` (pandas), `spark`, or `auto`: chosen by the number of rows."""
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Spark properties that override the gate's own: `spark.jars` with Iceberg's runtime, `spark.master`, memory."""
+    """Spark properties that take precedence over the gate's own, such as `spark.jars` with Iceberg's runtime."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "suite": str(self.suite.absolute()), "docs": str(self.docs.absolute())})
@@ -61,10 +63,11 @@ class GateResult:
     failures: tuple[str, ...]
     """One sentence for each failed expectation: expectation, column, number of failing rows, examples."""
     docs: str
-    """Path of the page about this run; the index page next to it links to the newest runs."""
+    """Path of the page about this run. An index in the folder above links to the newest runs."""
     engine: str
     """The engine that evaluated the suite: `arrow` or `spark`."""
     seconds: float
+    """Duration of the evaluation."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -82,15 +85,15 @@ def find_suite(folder: Path, table: str) -> Path | None:
 
 
 def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
-    """Return the suites in a folder that are not named after any of the tables, and so check nothing."""
+    """Return the suites in a folder that check nothing, because no table has their name."""
     return sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Evaluate windows of one table in order, in one child process, which is killed at the timeout.
+    """Evaluate windows of one table in order, in one child process, which is killed after `timeout_s`.
 
-    Raises SpecError if the suite cannot be used on this table, and FrazilError if the process crashed or was too slow.
-    Also raises the catalog's AccessDenied and CommitUnavailable. After an error, no window is evaluated.
+    Raises SpecError if the suite cannot be used on this table, and FrazilError if the process crashed or timed out.
+    Also raises the catalog's AccessDenied and CommitUnavailable. After an error, no results are returned.
     """
     if not requests:
         return ()
@@ -109,9 +112,9 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 
 
 def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """Parse the child's output: one result per line.
+    """Parse the child's output, which has one result per line.
 
-    If the child failed, its last line has an error, which is raised here.
+    If the child failed, its last line has the error, which is raised here.
     """
     lines = done.stdout.splitlines()
     if done.returncode == 0:
@@ -121,7 +124,7 @@ def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[
         kind, message = error["error"], error["message"]
     except (IndexError, KeyError, ValueError):
         raise FrazilError(
-            f"{where} ended with exit code {done.returncode} and without a result; its last output: "
+            f"{where} ended with exit code {done.returncode} and no result; its last output: "
             f"{done.stderr[-MAX_LOG_CHARACTERS:].strip() or 'none'}"
         ) from None
     raise getattr(errors, kind)(message)

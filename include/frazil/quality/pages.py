@@ -1,11 +1,11 @@
-"""Writes the Data Docs: one page for each gate run, and an index. The pages need no network.
+"""Writes the Data Docs: one page per gate run, and an index. The pages need no network.
 
-Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder rereads every
-earlier run. So Great Expectations renders only the results; frazil writes the rest of the page and the index.
+Great Expectations' own pages load scripts, styles and images from a dozen hosts, and its site builder reads every
+earlier run again. Great Expectations therefore renders only the results; frazil writes the rest of the page and the
+index.
 
-<docs>/index.html                    links to the newest runs
-<docs>/runs.jsonl                    one line for each run; the source of the index
-<docs>/<table>/<partition>-<time>.html    the page of one run
+<docs>/index.html links to the newest runs <docs>/runs.jsonl one line per run; the source of the index
+<docs>/<table>/<partition>-<time>.html the page of one run
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from frazil.quality.gate import GateRequest, GateResult
 
 TEMPLATES = Path(__file__).with_name("templates")
 MAX_INDEXED_RUNS = 1000
-"""Maximum number of runs, the newest, to which the index links; the pages of older runs stay."""
+"""Maximum number of runs in the index. Pages of older runs are kept."""
 
 
 def page_path(request: GateRequest, at: datetime) -> Path:
-    """Return the path of the page about a run at this time."""
+    """Return the path of the page about a run at the time `at`."""
     file = f"{_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
     return request.docs / _safe_name(request.table) / file
 
 
 def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expectations: str) -> None:
-    """Write the page of this run and update the index. `expectations` must be safe HTML."""
+    """Write the page of this run and update the index. `expectations` is HTML whose values are escaped."""
     docs, page = request.docs, Path(result.docs)
     page.parent.mkdir(parents=True, exist_ok=True)
     templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
@@ -55,7 +55,7 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Add a run to the file, and return the runs that the file keeps, newest last."""
+    """Add a run to the file, remove the oldest runs beyond `MAX_INDEXED_RUNS`, and return the others, newest last."""
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     _replace(file, "\n".join(lines) + "\n")
@@ -67,7 +67,7 @@ def _safe_name(name: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file atomically, because others may be reading it."""
+    """Replace a file atomically, because other processes may be reading it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)
     temporary.replace(path)

@@ -1,4 +1,4 @@
-"""Reads a suite of Great Expectations, and refuses expectations that pandas and Spark would evaluate differently."""
+"""Reads a suite of Great Expectations. Refuses expectations that pandas and Spark would evaluate differently."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ EXPECTATIONS = frozenset(
         "expect_table_row_count_to_equal",
     }
 )
-"""Expectations with the same result on both engines; tests/spark/test_quality.py checks each of them."""
+"""Expectations that both engines evaluate alike. tests/spark/test_quality.py checks each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The JSON of a suite, checked as far as possible without the table's data."""
+    """The JSON of a suite. It has been checked as far as possible without the table."""
 
     path: Path
     content: dict[str, Any]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that expectations and row conditions name, in the order of their first mention."""
+        """The columns that expectations and row conditions use, in the order of their first use."""
         return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _columns(e["kwargs"])))
 
 
 def read_suite(path: Path) -> Suite:
-    """Read and check a suite. Raises SpecError with the file's name and the part that cannot be used."""
+    """Read and check a suite. Raises SpecError with the file's name and the invalid part."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -81,7 +81,7 @@ def read_suite(path: Path) -> Suite:
 
 
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
-    """Raise SpecError for columns of the suite that the table does not have."""
+    """Raise SpecError if the suite uses columns that the table does not have."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
             f"{suite.path}: the table {table} has no column {', '.join(missing)}; its columns are "
@@ -90,6 +90,7 @@ def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
 
 
 def _columns(kwargs: dict[str, Any]) -> Iterator[str]:
+    """Yield the columns that an expectation and its row condition use."""
     for key in ("column", "column_A", "column_B"):
         if key in kwargs:
             yield kwargs[key]
@@ -107,7 +108,7 @@ def _condition_columns(condition: Any) -> Iterator[str]:
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:
-    """Refuse row conditions that are text, because only one of the engines can evaluate them."""
+    """Raise SpecError for a row condition that only one of the engines can evaluate, such as a text."""
     match condition:
         case None | {"type": "comparison" | "nullity", "column": {"name": str()}}:
             return

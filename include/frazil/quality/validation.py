@@ -1,4 +1,4 @@
-"""Validates rows with Great Expectations and renders the result. Only this module imports Great Expectations."""
+"""Validates rows with Great Expectations, and renders the result. No other module imports Great Expectations."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ from frazil.errors import SpecError
 from frazil.quality.suite import Suite
 
 MAX_EXAMPLES = 5
+"""Maximum number of failing values that a sentence quotes."""
 MAX_EXAMPLE_CHARACTERS = 80
+"""Maximum length of a value in a sentence."""
 _NO_TERMS = {"column", "column_A", "column_B", "column_list", "batch_id"}
+"""Keys of an expectation that are columns or internal, and are not shown as terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """The result of a suite on rows."""
+    """The result of evaluating a suite on rows."""
 
     failures: tuple[str, ...]
+    """One sentence for each failed expectation."""
     html: str
-    """All expectations and their results, as Data Docs show them."""
+    """All expectations with their results, as in Data Docs."""
 
 
 def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
-    Spark needs several jobs for each count or example, so these are computed only for expectations that failed.
+    Counts and examples need several Spark jobs each, so they are computed only for failed expectations.
     """
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
@@ -56,12 +60,13 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
 
 
 def _expectation(result: Any) -> dict[str, Any]:
-    """Return the expectation of a result; results are not in the order of the suite."""
+    """Return the expectation to which a result belongs. Results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
 
 def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
+    """Return a suite of Great Expectations with these expectations. Raises SpecError."""
     try:
         return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
     except (GreatExpectationsError, ValidationError, TypeError, ValueError) as error:
@@ -71,6 +76,7 @@ def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.Expect
 
 
 def _render(found: ExpectationSuiteValidationResult) -> str:
+    """Render the results as HTML. Changes them: values are escaped."""
     for result in found.results:
         result.result = escape(result.result)
         if "element_count" not in result.result:
@@ -84,7 +90,9 @@ def _render(found: ExpectationSuiteValidationResult) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert values of pandas and Spark to Python values, so that messages and pages show both in the same form."""
+    """Convert values of pandas and Spark to Python values, so that messages show both in the same form. NaN becomes
+    None.
+    """
     match value:
         case dict():
             return {key: to_plain(one) for key, one in value.items()}
@@ -98,7 +106,7 @@ def to_plain(value: Any) -> Any:
 
 
 def escape(value: Any) -> Any:
-    """Escape values from the data for HTML, because Great Expectations escapes only the suite's strings."""
+    """Escape strings from the data for HTML. Great Expectations only escapes those of the suite."""
     match value:
         case str():
             return html.escape(value)
@@ -110,7 +118,7 @@ def escape(value: Any) -> Any:
 
 
 def failure_sentence(result: Any) -> str:
-    """Return the sentence for an expectation that failed: expectation, column, number of failing rows, examples."""
+    """Describe a failed expectation: its type, columns, number of failing rows, and examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
     # Great Expectations returns at most 20 examples, with repetitions.
@@ -124,7 +132,7 @@ def failure_sentence(result: Any) -> str:
 
 
 def problem_sentence(result: Any) -> str | None:
-    """Return why an expectation could not be evaluated; None if it was evaluated."""
+    """Describe why an expectation could not be evaluated; None if it was."""
     info = result.exception_info or {}
     # One exception for the expectation, or one for each metric.
     raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]
@@ -136,7 +144,7 @@ def problem_sentence(result: Any) -> str | None:
 
 
 def _subject(kwargs: dict[str, Any]) -> str:
-    """Return the expectation's columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
+    """Describe the expectation's columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
     columns = [kwargs[key] for key in ("column", "column_A", "column_B") if key in kwargs]
     columns += kwargs.get("column_list", [])
     terms = [f"{key} {_format_value(value)}" for key, value in kwargs.items() if key not in _NO_TERMS]
@@ -144,6 +152,7 @@ def _subject(kwargs: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
+    """Format a value on one line, shortened to `MAX_EXAMPLE_CHARACTERS`."""
     if isinstance(value, dict) and not value.keys() & {"type"}:
         text = " ".join(f"{key}={one}" for key, one in value.items())
     else:

@@ -1,1 +1,1 @@
-"""Fetches schemas by id from a schema registry with Confluent's API."""
+"""Fetches schemas from a schema registry with Confluent's API."""

@@ -1,4 +1,4 @@
-"""Provides a read-only client for schema registries with Confluent's API, used by drivers and executors."""
+"""A read-only client for schema registries with Confluent's API. Drivers and executors use it."""
 
 from __future__ import annotations
 
@@ -22,45 +22,49 @@ from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
 
 MAX_SCHEMAS = 4096
-"""Maximum number of schemas kept in memory. The schema of an id never changes."""
+"""Maximum number of schemas in the cache. The schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
+"""Maximum number of ids without a schema in the cache."""
 UNKNOWN_ID_CACHE_S = 60.0
-"""Time (s) for which an id that has no schema is not requested again."""
+"""Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
+"""Maximum number of other schemas to which a schema refers, directly or not."""
 REFERENCES_TIMEOUT_FACTOR = 5
-"""Time limit for fetching all references of one schema, in multiples of the registry's timeout."""
+"""Timeout for fetching all references of a schema, in multiples of the registry's timeout."""
 RECORDS_WAIT = "Records wait until the registry returns their schemas"
+"""Default of the sentence in errors that says what waits for the registry."""
 MAX_REFERENCE_DEPTH = 200
-"""Maximum length of a chain of schemas in which each refers to the next."""
+"""Maximum length of a chain of schemas that each refer to the next."""
 MAX_CONCURRENT_REQUESTS = 8
 """Maximum number of concurrent requests to a registry."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _RETRY_PAUSES_S = (0.1, 0.3, 1.0)
 """Pauses (s) between retries; the last pause repeats."""
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+"""HTTP statuses after which a request is retried."""
 _NOT_FOUND = frozenset({"40401", "40402", "40403"})
 """The registry's own error codes for a missing subject, version or schema."""
 
 
 class UnknownSchema(LookupError):
-    """The registry responded that it does not have the schema."""
+    """The registry does not have the schema."""
 
 
 class SchemaText(NamedTuple):
-    """A schema as registered."""
+    """A registered schema with its references."""
 
     type: str
     """Schema type: `AVRO`, `PROTOBUF` or `JSON`."""
     text: str
     references: tuple[tuple[str, str], ...] = ()
-    """Name and text of each referenced schema. A schema comes after the schemas that it refers to."""
+    """Name and text of each referenced schema. A schema follows the schemas to which it refers."""
 
 
 class Schemas(Protocol):
-    """Looks up schemas by id."""
+    """Provides schemas by id."""
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """Fetch these schemas concurrently, so that `get` finds each in memory.
+        """Fetch these schemas concurrently into the cache, where `get` finds them.
 
         Raises RegistryUnavailable if the registry does not return a usable response.
         """
@@ -74,12 +78,12 @@ class Schemas(Protocol):
 
 
 class SchemaRegistry:
-    """A client of one registry. Thread-safe."""
+    """A client of one schema registry. Thread-safe."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """Create a client. `meanwhile` is the last sentence of error messages: it states what waits for the registry.
+        """Create a client. Error messages end with `meanwhile`, a sentence that says what waits for the registry.
 
-        Raises SpecError for a reference that `environment` does not resolve, and for a missing file.
+        Raises SpecError if `environment` does not resolve a reference, or if the CA file is missing.
         """
         self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
@@ -106,7 +110,7 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """See `Schemas.ask`. Pass at most `MAX_SCHEMAS` ids, because no more schemas are kept in memory."""
+        """See `Schemas.ask`. At most `MAX_SCHEMAS` ids are useful, because the cache has no more schemas."""
         with self._lock:
             missing = [one for one in schema_ids if self._cached(one) is None]
             if not missing:
@@ -127,20 +131,21 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return the id under which `get` returns the schema of a GUID. Assigns one at the first call."""
+        """Return an id with which `get` returns the schema of this GUID. The first call assigns the id."""
         with self._lock:
             # Unpredictable, so that no writer can frame a record with it.
             return self._guids.setdefault(guid, -1 - secrets.randbits(31))
 
     def newest(self, subject: str) -> SchemaText | None:
-        """Return the newest version of a subject, fetched at each call; None if the subject does not exist.
+        """Fetch the newest version of a subject; None if the subject does not exist. The result is not cached.
 
-        Raises the same errors as `get`.
+        Raises RegistryUnavailable and UnknownSchema like `get`.
         """
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
     def _cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
+        """Return the cached schema, or the cached error; None if neither is cached."""
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
             return found
@@ -148,6 +153,7 @@ class SchemaRegistry:
         return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
     def _cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
+        """Cache a schema or an error, and remove the oldest entries."""
         if isinstance(found, UnknownSchema):
             self._unknown.pop(schema_id, None)
             self._unknown[schema_id] = (time.monotonic(), str(found))
@@ -157,12 +163,14 @@ class SchemaRegistry:
             _evict_oldest(self._known, MAX_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
+        """Fetch a schema; return UnknownSchema instead of raising it."""
         try:
             return self._fetch_schema(schema_id)
         except UnknownSchema as error:
             return error
 
     def _fetch_schema(self, schema_id: int) -> SchemaText:
+        """Fetch a schema by its id, or by the GUID to which the id was assigned. Raises UnknownSchema."""
         guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
         if schema_id <= 0 and guid is None:
             raise UnknownSchema(f"{schema_id} is not a schema id")
@@ -172,6 +180,7 @@ class SchemaRegistry:
         return self._parse_schema(answer)
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
+        """Build a schema from the registry's response, and fetch the schemas to which it refers."""
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
             self._add_references(
@@ -189,9 +198,9 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Fetch the schemas that `answer` refers to, and add each to `found` after its own references.
+        """Fetch the schemas to which `answer` refers, and add each to `found` after its own references.
 
-        `until_s` is a time of the monotonic clock.
+        `inside` has the schemas whose references are being fetched. `until_s` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
@@ -206,13 +215,14 @@ class SchemaRegistry:
             found[key] = (str(reference["name"]), str(referred["schema"]))
 
     def _fetch_reference(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
+        """Fetch a referenced schema by subject and version, also if it was deleted. Keeps it for later attempts."""
         if (kept := self._referred.get(key)) is not None:
             return kept
         if time.monotonic() >= until_s:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable(
-                f"did not return all references of a schema within {timeout_s:g} s; the next attempt continues from "
-                "there"
+                f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
+                "only the others"
             )
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
@@ -225,7 +235,10 @@ class SchemaRegistry:
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the registry's response; None if the registry does not have the requested object."""
+        """Return the registry's response; None if the registry does not have the requested object.
+
+        Retries until the timeout, or until `until_s`. Raises RegistryUnavailable.
+        """
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
@@ -254,6 +267,9 @@ class SchemaRegistry:
             tries += 1
 
     def _read(self, response: requests.Response) -> Mapping[str, Any] | None:
+        """Return the response's JSON; None if the registry does not have the object. Raises RegistryUnavailable for
+        other responses.
+        """
         status = response.status_code
         try:
             document = response.json()
@@ -266,16 +282,17 @@ class SchemaRegistry:
             return None
         if status in (401, 403):
             raise self._unavailable(f"refuses the credentials ({status})")
-        raise self._unavailable(f"responds with status {status}, but not like a schema registry")
+        raise self._unavailable(f"responds with status {status}, but the response is not that of a schema registry")
 
     def _unavailable(self, what: str) -> RegistryUnavailable:
+        """Return an error about this registry; `what` follows its address."""
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return RegistryUnavailable(f"the schema registry {where} {what}. {self._meanwhile}; see source.format.registry")
 
 
 class _Bearer(requests.auth.AuthBase):
-    """Bearer authentication. As a plain header, the token would be replaced by an entry in ~/.netrc."""
+    """Authentication with a bearer token. A plain header would be replaced by an entry in ~/.netrc."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -286,23 +303,25 @@ class _Bearer(requests.auth.AuthBase):
 
 
 def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
+    """Remove the oldest entries beyond `limit`."""
     while len(kept) > limit:
         kept.popitem(last=False)
 
 
 def _innermost_cause(error: BaseException) -> str:
-    """Format the innermost cause, the only part of the error that helps a user."""
+    """Describe the innermost cause, the only part of the error that helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
 
 
 _registries: dict[str, SchemaRegistry] = {}
+"""The clients of this process, by declaration and resolved environment."""
 _opening = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """Return the process's client of a registry, created at the first call. All tasks share its fetched schemas."""
+    """Return this process's client of a registry, created by the first call. All tasks share its cached schemas."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _opening:
         if key not in _registries:

@@ -1,1 +1,1 @@
-"""Runs writers whose driver is in a cluster: the local agent submits the driver and follows its reports."""
+"""Runs writers whose driver is in a cluster. A local agent submits the driver and follows its reports."""

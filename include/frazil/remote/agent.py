@@ -1,7 +1,7 @@
-"""The local agent of a driver in a cluster: it submits the driver, follows it, and ends when the driver ends.
+"""The local agent of a driver in a cluster. It submits the driver, follows it, and ends when the driver ends.
 
 For its supervisor, the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the
-driver through the table's storage and the cluster's API, so a new agent finds the driver of the previous agent.
+driver through the table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
 """
 
 from __future__ import annotations
@@ -38,24 +38,26 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger("frazil")
 
 POLL_INTERVAL_S = 1.5
-"""Seconds between two polls of the driver's reports."""
+"""Seconds between two polls of the driver's report."""
 QUERY_INTERVAL_S = 5.0
 """Seconds between two requests to the cluster while the driver reports regularly."""
 KILL_INTERVAL_S = 5.0
 """Seconds between two attempts to kill the driver."""
 REPORT_TIMEOUT_S = 10.0
-"""Seconds without a new report from the driver after which each poll also queries the cluster."""
+"""Seconds without a new report after which each poll also queries the cluster."""
 MAX_LOG_BYTES = 64 * 1024
+"""Maximum number of bytes of the driver's log that are read when it ends."""
 MAX_LINE_CHARACTERS = 300
+"""Maximum number of characters of the log's last line in an error."""
 _UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Write the stream with a driver in the cluster, which runs the Python file `program`. Return the driver's exit
+    """Write the stream with a driver in the cluster that runs the Python file `program`. Returns the driver's exit
     code.
 
-    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. Killing the agent does not end the
-    driver.
+    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills the driver. If the agent itself is killed, the
+    driver continues.
     """
     log_to_stderr()
     folder = run_folder(spec.name)
@@ -77,13 +79,18 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class Signals:
-    """The stop requests that this process received as signals."""
+    """The requests that this process received as Unix signals."""
 
     stop: str | None = None
+    """Why the agent was asked to end; None if it was not asked."""
     force: bool = False
+    """Whether the agent was asked to kill the driver."""
     wake: threading.Event = field(default_factory=threading.Event)
+    """Set when a request arrives, to end the wait for the next poll."""
 
     def listen(self) -> None:
+        """Install the signal handlers."""
+
         def stop(signum: int, _: FrameType | None) -> None:
             self.stop = self.stop or f"the agent was asked to end ({signal.Signals(signum).name})"
             self.wake.set()
@@ -98,7 +105,7 @@ class Signals:
 
 
 class Agent:
-    """Follows one driver: polls, decides (`frazil.remote.follow`) and acts, until the driver has ended."""
+    """Follows one driver until it has ended: polls, decides (`frazil.remote.follow`) and acts."""
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
@@ -124,7 +131,7 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """Follow the driver until its end. Return the exit code, and the reason if the code is not 0.
+        """Follow the driver until it ends. Return its exit code, and the reason if the code is not 0.
 
         Raises the errors of a submission, and Fenced.
         """
@@ -167,7 +174,7 @@ class Agent:
         )
 
     def _read_report(self, order: Order) -> None:
-        """Read the driver's report, and copy it to the run folder."""
+        """Read the driver's report and, if it is new, copy its heartbeat and log."""
         report = self._folder.report(order.id)
         if report is None or (self._report is not None and report.number == self._report.number):
             return
@@ -179,7 +186,7 @@ class Agent:
             self._append_log(self._folder.log_end(order.id))
 
     def _append_log(self, end: LogEnd | None) -> None:
-        """Append the new part of the driver's log to this process's own log."""
+        """Append the new part of the driver's log to this process's log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()
@@ -190,7 +197,7 @@ class Agent:
         self._log_shown = end.bytes
 
     def _query_cluster(self, order: Order) -> None:
-        """Query the cluster for the driver's status, less often while the driver reports regularly."""
+        """Query the cluster for the driver's status. Done less often while the driver reports regularly."""
         if order.submission is None:
             self._status = DriverStatus(DriverState.UNKNOWN, "the cluster has not returned the driver's name yet")
             self._mirror.show_missing_name(self._submit_problem)
@@ -205,6 +212,7 @@ class Agent:
         self._mirror.show_status(order.submission, self._status)
 
     def _find(self, order: Order | None) -> str | None:
+        """Return the cluster's name of the ordered driver if its submission returned none; None if it is not found."""
         if order is None or order.submission is not None:
             return None
         return self._cluster.find(self._inputs.driver(order.id))
@@ -223,6 +231,7 @@ class Agent:
                 self._kill()
 
     def _submit(self) -> None:
+        """Write a new order, and submit its driver."""
         order = Order(
             id=uuid.uuid4().hex,
             wanted=self._wanted_driver(),
@@ -243,7 +252,7 @@ class Agent:
         except ApiUnavailable as error:
             self._ordered_at_s = self._monotonic()
             self._submit_problem = str(error)
-            log.warning("no response to the submission of a driver: %s", error)
+            log.warning("the cluster did not respond to the submission of a driver: %s", error)
             return
         log.info("the driver of stream %r is %s", self._inputs.spec.name, submission)
         self._put(submission=submission)
@@ -254,6 +263,7 @@ class Agent:
                 self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
+        """Kill the driver, at most once in a while. The order records this, so that the next agent continues."""
         if self._order is None:
             return
         if not self._order.kill:
@@ -271,13 +281,13 @@ class Agent:
             log.warning("cannot kill the driver; will retry: %s", error)
 
     def _put(self, **changes: Any) -> None:
-        """Change the current order, which another agent may have replaced. Raises Fenced if it did."""
+        """Change the current order. Raises Fenced if another agent has replaced it."""
         if (order := self._current_order()) is not None:
             self._order = dataclasses.replace(order, **changes)
             self._folder.put_order(self._order)
 
     def _current_order(self) -> Order | None:
-        """Return the current order. Raises Fenced if it is for a driver that this agent did not order."""
+        """Return the current order. Raises Fenced if another agent has ordered a newer driver."""
         now = self._folder.order()
         if now is None or self._order is None or now.id == self._order.id:
             return now or self._order
@@ -288,6 +298,7 @@ class Agent:
         )
 
     def _end(self, step: Step) -> tuple[int, str | None]:
+        """Return the agent's exit code and the reason, after the rest of the driver's log was appended."""
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
             if self._order.submission and not self._has_reported_exit():
@@ -310,15 +321,17 @@ class Agent:
         return code, step.reason
 
     def _has_reported_exit(self) -> bool:
+        """Return whether the driver's last report says how it ended."""
         return self._report is not None and self._report.exit is not None
 
     def _wanted_driver(self) -> Wanted:
+        """Return the properties of the driver that should run now."""
         return Wanted(
             self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
 
 
 def _last_line(log_text: str) -> str:
-    """Quote the last line of the log of a driver that reported no end, for example its import error."""
+    """Return a text that quotes the last line of a log. It often explains why a driver ended without a report."""
     last = next((line.strip() for line in reversed(log_text.splitlines()) if line.strip()), "")
     return f"its log ends with: {safe(last[-MAX_LINE_CHARACTERS:], lines=False)}"

@@ -1,7 +1,7 @@
 """The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-The driver also runs without an agent. It ends after its current batch if its order asks for that, if the current order
-is for another driver, or if the stream is paused. It ends immediately when its JVM, the parent process, is gone.
+The driver also runs without an agent. It ends after its current batch if its order asks for this, if the current order
+is for another driver, or if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 3.0
 """Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
 PAUSE_CHECK_INTERVAL_S = 30.0
-"""Seconds between two checks whether the stream is paused. A running agent stops the driver sooner."""
+"""Seconds between two checks of whether the stream is paused. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
+"""Maximum number of bytes of the log that a report includes."""
 CRASHED = 1
+"""Exit code after an unexpected error."""
 JVM_GONE = 137
+"""Exit code after the JVM has ended."""
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
-"""Matches a driver's id on a standalone cluster, whose workers run each driver in a folder with this name."""
+"""Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
 
 def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
@@ -89,7 +92,7 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
 
 
 def check_version(agent_version: str) -> None:
-    """Raise EnvironmentUnusable if this driver has another version of frazil than its agent."""
+    """Raise EnvironmentUnusable if this driver's version of frazil differs from its agent's."""
     if agent_version != __version__:
         raise EnvironmentUnusable(
             f"the driver in the cluster has frazil {__version__} in {sys.prefix}, but its agent has {agent_version}. "
@@ -99,7 +102,7 @@ def check_version(agent_version: str) -> None:
 
 
 class DriverReporter:
-    """A thread that publishes the writer's state and polls for orders from the agent, until its context ends."""
+    """Publishes the writer's state and polls for the agent's orders in a thread, until the `with` block ends."""
 
     def __init__(  # noqa: PLR0913 - its folder and order, and two functions that tests replace
         self,
@@ -143,7 +146,7 @@ class DriverReporter:
                 time.sleep(wait_s)
 
     def step(self) -> None:
-        """Report once, and stop the writer if an order or a pause requires it."""
+        """Report once, and stop the writer if an order or a pause requires this."""
         self._write_report(ended=None)
         if self._stopping:
             return
@@ -160,6 +163,7 @@ class DriverReporter:
                 log.info("cannot report to the driver's agent: %s", error)
 
     def _stop_reason(self) -> str | None:
+        """Return why the writer should stop; None if it should continue."""
         order = self._folder.order()
         if order is not None and order.id != self._order.id:
             return "a newer driver was submitted"
@@ -172,6 +176,7 @@ class DriverReporter:
         return None
 
     def _write_report(self, *, ended: Exit | None) -> None:
+        """Write the log's end if it is new, and a report. `ended` is how the writer ended; None while it runs."""
         end = self._tail.end()
         if end.bytes > self._logged:
             self._folder.put_log_end(self._order.id, end)
@@ -184,7 +189,7 @@ class DriverReporter:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last bytes of this process's log."""
+    """Keeps the last part of this process's log in memory."""
 
     def __init__(self, limit_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__()
@@ -197,7 +202,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log. It begins with a complete line, unless that line exceeds the limit."""
+        """Return the end of the log. It begins with a complete line, unless that line is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes
@@ -209,13 +214,13 @@ class LogTail(logging.Handler):
 
 
 def own_submission() -> str | None:
-    """Return the cluster's name of this driver on a standalone cluster; None on other clusters."""
+    """Return the name that a standalone cluster gave this driver; None on other clusters."""
     name = Path.cwd().name
     return name if _STANDALONE_ID.fullmatch(name) else None
 
 
 def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
-    """End this process when its parent, the JVM, has ended, because a standalone cluster kills only the JVM."""
+    """End this process when its parent, the JVM, has ended. A standalone cluster kills only the JVM."""
 
     def watch() -> None:
         while os.getppid() == parent:

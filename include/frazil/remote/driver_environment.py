@@ -15,27 +15,28 @@ from pathlib import Path
 import yaml
 
 FILE = ".pyiceberg.yaml"
+"""The name of PyIceberg's configuration file."""
 CATALOG = "FRAZIL_DRIVER_CATALOG"
-"""The variable with the catalog's configuration, as JSON in Base64, because YARN does not quote values in its script.
-"""
+"""The variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
+"""Beginnings of the names of variables that are passed to a driver."""
 NAMES = frozenset(
     {
         *("LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY"),
         *("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"),
     }
 )
+"""Names of variables that are passed to a driver."""
 HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
-"""Suffixes of variables that name files on this host. They are passed only if the stream refers to them."""
+"""Endings of the names of variables that refer to files on this host. They are passed only if the stream uses them."""
 
 
 def driver_environment(
     base: Mapping[str, str], *, referenced: Collection[str], catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables: those that the stream refers to, storage credentials, and the catalog's
-    properties.
+    """Return the driver's variables: those that the stream uses, storage credentials, and the catalog's properties.
 
-    Variables that name folders or programs of this host are left out.
+    Variables that refer to folders or programs of this host are omitted.
     """
     passed = {
         name: value
@@ -47,7 +48,9 @@ def driver_environment(
 
 
 def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
-    """Create a FRAZIL_HOME in the driver's folder, and configure PyIceberg if the agent sent a catalog."""
+    """Create a FRAZIL_HOME in the driver's folder, and configure PyIceberg if the agent sent a catalog. Changes
+    `environment`.
+    """
     try:
         home = folder / "frazil-home"
         home.mkdir(mode=0o700, exist_ok=True)
@@ -66,6 +69,6 @@ def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
 
 
 def remove_catalog_config(environment: Mapping[str, str]) -> None:
-    """Remove the catalog's configuration when the driver ends, because the file may contain secrets."""
+    """Remove the catalog's configuration file when the driver ends, because it may contain secrets."""
     if home := environment.get("FRAZIL_HOME"):
         (Path(home) / FILE).unlink(missing_ok=True)

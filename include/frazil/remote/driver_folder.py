@@ -1,4 +1,4 @@
-"""Objects through which an agent and its stream's driver communicate, stored next to the journals.
+"""The objects through which an agent and its stream's driver communicate. They are stored next to the journals.
 
 - `<state>/driver/order.json`, written by the agent: the driver that should run, and whether it should stop.
 - `<state>/driver/<id>/status.json`, written by the driver: its heartbeat, and how it ended.
@@ -24,12 +24,14 @@ from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 
 FORMAT_VERSION = 1
+"""The version of these objects' format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The properties of the driver that should run. An agent reattaches to a driver with the same properties, and
-    replaces any other.
+    """The properties of the driver that should run.
+
+    An agent reattaches to a driver with the same properties, and replaces any other driver.
     """
 
     fingerprint: str
@@ -37,7 +39,7 @@ class Wanted:
     """The version of frazil."""
     until_caught_up: bool = False
     restart_generation: int = 0
-    """See `frazil.supervise.observed.Desired`."""
+    """The generation of the last requested restart; see `frazil.supervise.observed.DesiredState`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,18 @@ class Order:
     """The agent's order: which driver should run, and whether it should stop."""
 
     id: str
-    """The driver's id: 32 hexadecimal digits, new with each submission."""
+    """The driver's id: 32 hexadecimal digits. Each submission has a new id."""
     wanted: Wanted
     declared: Mapping[str, Any]
-    """The stream's declaration, with unresolved references."""
+    """The stream's declaration with unresolved references."""
     master: str
     ordered_at_ms: int
     submission: str | None = None
-    """The cluster's name of the driver; None until the cluster has returned it."""
+    """The driver's name in the cluster; None until the cluster has returned it."""
     stop: str | None = None
-    """Why the driver should end after its current batch; None while it should write."""
+    """Why the driver should end after its current batch; None while it should continue."""
     kill: bool = False
-    """Whether to kill the driver, because it did not end when asked."""
+    """Whether to kill the driver, because it did not end when it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,12 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class DriverReport:
-    """A driver's report; a new report has a new number."""
+    """A driver's report. Each new report has a new number."""
 
     number: int
     heartbeat: Heartbeat | None
     submission: str | None
-    """The cluster's name of the driver, if the driver knows it."""
+    """The driver's name in the cluster, if the driver knows it."""
     log_bytes: int = 0
     """Total number of bytes that the driver has logged."""
     exit: Exit | None = None
@@ -82,7 +84,7 @@ class DriverReport:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a driver's log."""
+    """The last part of a driver's log."""
 
     text: str
     bytes: int
@@ -102,10 +104,11 @@ class DriverFolder:
 
     @classmethod
     def open(cls, table: Table, stream: str) -> Self:
-        """Open the folder of a stream. Its store renews temporary credentials of a catalog."""
+        """Open the folder of a stream. Its store renews temporary credentials through the catalog."""
         return cls(TableHandle.from_table(table).store, f"{state_location(table, stream)}/driver")
 
     def order(self) -> Order | None:
+        """Return the current order; None if there is none."""
         value = self._read("order.json")
         if value is None:
             return None
@@ -115,6 +118,7 @@ class DriverFolder:
         self._write("order.json", dataclasses.asdict(order))
 
     def report(self, driver: str) -> DriverReport | None:
+        """Return the last report of a driver, given the driver's id; None if there is none."""
         value = self._read(f"{driver}/status.json")
         if value is None:
             return None
@@ -126,6 +130,7 @@ class DriverFolder:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
+        """Return the end of a driver's log, given the driver's id; None if there is none."""
         value = self._read(f"{driver}/log.json")
         return None if value is None else LogEnd(**_known_fields(LogEnd, value))
 
@@ -133,7 +138,7 @@ class DriverFolder:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
 
     def forget_all_but(self, driver: str) -> None:
-        """Remove reports of earlier drivers."""
+        """Delete the reports and logs of all other drivers."""
         kept = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
         files = [file.path for file in self.store.list_files(self.folder)]
         self.store.delete(path for path in files if not path.startswith(kept))
@@ -148,5 +153,5 @@ class DriverFolder:
 
 
 def _known_fields(kind: Any, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that `kind` has, without those of later versions."""
+    """Return only those fields that the class `kind` has, because a later version may have written more."""
     return {each.name: value[each.name] for each in dataclasses.fields(kind) if each.name in value}

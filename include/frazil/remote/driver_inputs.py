@@ -25,18 +25,21 @@ from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
+"""The beginning of Spark properties that set a variable in the driver's pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverInputs:
-    """The inputs for any driver of a stream."""
+    """What every driver of a stream needs, independent of a particular order."""
 
     spec: StreamSpec
     declared: Mapping[str, Any]
-    """The declaration, with the text of the files that it refers to."""
+    """The declaration. It contains the text of the files that it refers to."""
     resources: Resources
-    """The declared resources, with the Spark properties that the submission needs. References in them are resolved,
-    except on a standalone cluster, whose command line would show them.
+    """The declared resources, with the Spark properties that the submission needs.
+
+    References in these properties are resolved, except on a standalone cluster, whose command line would show the
+    values.
     """
     folder: DriverFolder
     restart_generation: int
@@ -45,7 +48,7 @@ class DriverInputs:
     environment: Mapping[str, str] = field(repr=False)
 
     def driver(self, order: str) -> ClusterDriver:
-        """Return the driver for an order, given the order's id."""
+        """Return the driver to submit for an order's id."""
         return ClusterDriver(
             application=self.spec.name,
             launch_id=order,
@@ -60,7 +63,7 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
     """Create the stream's missing tables, and return the inputs for its driver.
 
     Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
-    CommitUnavailable and other errors that keep a writer from starting.
+    CommitUnavailable and other errors that prevent a writer from starting.
     """
     config = catalog_config(spec.table.catalog)
     if config.embedded and not spec.resources.on_loopback:
@@ -93,7 +96,8 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
 
 
 def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a declaration with the text of its schema file, which the driver's host does not have.
+    """Return a declaration in which the text of the schema file replaces its name. The driver's host does not have the
+    file.
 
     Raises SpecError if the file cannot be read.
     """
@@ -111,12 +115,14 @@ def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _submitted_properties(resources: Resources) -> dict[str, str]:
+    """Return the Spark properties that the submission needs."""
     if resources.manager is not ClusterManager.KUBERNETES:
         return dict(resources.spark)
     return {key: value for key, value in resources.spark.items() if key.startswith(PROPERTIES)}
 
 
 def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
+    """Return the resources with resolved references, except on a standalone cluster."""
     if spec.resources.manager is ClusterManager.STANDALONE:
         return spec.resources
     return spec.resources.model_copy(update={"spark": dict(resolved)})
@@ -127,8 +133,8 @@ def _environment(
 ) -> dict[str, str]:
     """Return the driver's variables.
 
-    On Kubernetes, users of the cluster can read a pod's variables, so the catalog's configuration and credentials are
-    not passed.
+    On Kubernetes, users of the cluster can read a pod's variables. The catalog's configuration and credentials are
+    therefore not passed there.
     """
     referenced = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:

@@ -9,55 +9,61 @@ from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.remote.driver_folder import DriverReport, Order, Wanted
 
 SUBMISSION_TIMEOUT_S = 60.0
-"""Seconds to wait for a driver whose submission had no response, before another driver is submitted."""
+"""Seconds to wait for a driver whose submission had no response. Then another driver is submitted."""
 REPORT_VALID_S = 15.0
-"""Seconds for which a driver counts as running after its report, even if the cluster no longer lists it."""
+"""Seconds after its last report for which a driver counts as running, even if the cluster does not list it."""
 EXIT_TIMEOUT_S = 30.0
-"""Seconds for which a driver that reported its end may still be listed as running."""
+"""Seconds for which the cluster may still list a driver as running after the driver has reported its end."""
 KILLED = 137
+"""The agent's exit code if its driver was killed."""
 CRASHED = 1
+"""The agent's exit code if its driver ended for an unknown reason."""
 
 
 class AgentAction(StrEnum):
+    """What an agent does next."""
+
     SUBMIT = "submit"
     ADOPT = "adopt"
-    """Record the name that the cluster gave the driver."""
+    """Record the driver's name in the cluster, which was unknown."""
     ASK_TO_STOP = "ask to stop"
+    """Ask the driver to end after its current batch."""
     KILL = "kill"
     WAIT = "wait"
     END = "end"
+    """End the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An agent's next step."""
+    """An agent's next action, with its reason."""
 
     action: AgentAction
     reason: str
-    """A sentence for operators."""
+    """A sentence for operators. For ADOPT, the driver's name in the cluster."""
     code: int = 0
-    """The exit code of the agent, for END."""
+    """The agent's exit code, if the action is END."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverObservation:
-    """An agent's observation at one time. Times are seconds of the agent's own clock."""
+    """What an agent knows about its driver at one point in time. Times are seconds of the agent's own clock."""
 
     wanted: Wanted
     master: str
     order: Order | None
     report: DriverReport | None
-    """The last report of the order's driver."""
+    """The last report of the ordered driver."""
     report_age_s: float
-    """Seconds since this agent last saw a change in the report."""
+    """Seconds since this agent last received a new report."""
     ordered_since_s: float
-    """Seconds since this agent ordered the driver; if another agent ordered it, since this agent started."""
+    """Seconds since this agent ordered the driver or, if another agent ordered it, since this agent started."""
     status: DriverStatus
-    """The cluster's status of the order's driver; UNKNOWN while its name is unknown."""
+    """The ordered driver's status in the cluster; UNKNOWN while its name is unknown."""
     found: str | None
-    """The cluster's name of a driver whose submission had no response."""
+    """The name in the cluster of a driver whose submission had no response; None if it was not found."""
     followed: bool
-    """Whether this agent submitted the driver, or has seen it alive."""
+    """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None
     """Why this agent was asked to end; None if it was not asked."""
     force: bool
@@ -67,11 +73,11 @@ class DriverObservation:
 def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return for each rule
     """Return the step of the first rule that applies.
 
-    An agent never submits a driver next to one that may still run.
+    An agent never submits a driver while another one may still run.
     """
     order = observation.order
     if order is None:
-        return _submit_or_end(observation, "no driver has been submitted before")
+        return _submit_or_end(observation, "no driver was submitted before")
     if end := _find_end(observation):
         return _after_end(observation, order, end)
     if order.submission is None:
@@ -90,15 +96,16 @@ def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return 
 
 
 def _submit_or_end(observation: DriverObservation, reason: str) -> Step:
+    """Return the step when no driver runs: submit a driver, or end if the agent was asked to."""
     if observation.force:
-        return Step(AgentAction.END, "the supervisor kills the driver, but no driver runs", KILLED)
+        return Step(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED)
     if observation.stop is not None:
         return Step(AgentAction.END, f"{observation.stop}, and no driver runs")
     return Step(AgentAction.SUBMIT, reason)
 
 
 def _find_end(observation: DriverObservation) -> Step | None:
-    """Return how the order's driver ended; None if it may still run."""
+    """Return how the ordered driver ended, as a step; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
     if ended is not None and (
@@ -121,7 +128,7 @@ def _find_end(observation: DriverObservation) -> Step | None:
 
 
 def _after_end(observation: DriverObservation, order: Order, end: Step) -> Step:
-    """Return the step after the end of the order's driver: submit another driver, or report this end."""
+    """Return the step after the ordered driver has ended: submit another driver, or end with the driver's exit code."""
     if observation.stop is not None or observation.force:
         started = observation.report is not None or observation.status.exit_code is not None
         return end if observation.followed and started else _submit_or_end(observation, end.reason)
@@ -133,7 +140,9 @@ def _after_end(observation: DriverObservation, order: Order, end: Step) -> Step:
 
 
 def _await_submission(observation: DriverObservation, order: Order) -> Step:
-    """Return the step while the driver's name in the cluster is unknown: it may run, start later, or not exist."""
+    """Return the step while the driver's name in the cluster is unknown. The driver may run, start later, or not
+    exist.
+    """
     if name := (observation.report.submission if observation.report else None) or observation.found:
         return Step(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
@@ -149,7 +158,7 @@ def _await_submission(observation: DriverObservation, order: Order) -> Step:
 
 
 def _difference(observation: DriverObservation, order: Order) -> str | None:
-    """Return how the order's driver differs from the wanted one; None if it does not."""
+    """Return how the ordered driver differs from the wanted one; None if it does not."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"
     if order.wanted.fingerprint != observation.wanted.fingerprint:

@@ -1,4 +1,4 @@
-"""Writes the heartbeat of an agent: a copy of the driver's last heartbeat, with times of this host's clock."""
+"""Writes an agent's heartbeat: a copy of the driver's last heartbeat, with the times of this host's clock."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 REPORT_TIMEOUT_MS = 10_000
-"""Milliseconds for which a driver's last report is used. After that, the heartbeat in the run folder becomes stale."""
+"""How long (ms) a driver's last report counts as current. Then the heartbeat in the run folder is no longer renewed."""
 LOG_CHECK_HEARTBEATS = 60
+"""Number of heartbeats between two checks of whether the log is full."""
 
 
 class Mirror:
-    """A thread that writes the heartbeat to the run folder every second, until its context ends.
+    """A thread that writes the heartbeat to the run folder every second, until the `with` block ends.
 
-    Before the driver starts, the heartbeat contains the cluster's status of the driver. While the storage does not
+    Before the driver starts, the heartbeat contains the driver's status in the cluster. While the storage does not
     respond, the heartbeat reports an outage, because the driver may still run.
     """
 
@@ -66,7 +67,7 @@ class Mirror:
             self.end(f"{type(error).__name__}: {error}")
 
     def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Copy a new heartbeat of the driver."""
+        """Use this new heartbeat of the driver from now on."""
         now_ms = clock.now_ms()
         with self._lock:
             if self._advanced is None or self._advanced[0] != heartbeat.advanced_at_ms:
@@ -83,12 +84,12 @@ class Mirror:
             self._copied_at_ms = now_ms
 
     def show_status(self, submission: str, status: DriverStatus) -> None:
-        """Show the cluster's status of the driver."""
+        """Add the driver's status in the cluster to the heartbeat's notices."""
         sentence = f"driver {submission}: {status.reason}"
         self._set_notice(sentence, is_waiting=status.state in {DriverState.WAITING, DriverState.UNKNOWN})
 
     def show_missing_name(self, reason: str | None) -> None:
-        """Show that the cluster has not returned the driver's name, with the reason if known."""
+        """Add to the heartbeat's notices that the cluster has not returned the driver's name, and why if known."""
         sentence = "the driver's submission is not confirmed yet"
         self._set_notice(f"{sentence}: {reason}" if reason else sentence, is_waiting=True)
 
@@ -100,12 +101,12 @@ class Mirror:
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def set_outage(self, sentence: str | None) -> None:
-        """Set why the driver's reports cannot be read; None if they can be read."""
+        """Set why the driver's reports cannot be read. None means that they can be read."""
         with self._lock:
             self._outage = sentence
 
     def end(self, error: str | None) -> None:
-        """Write the last heartbeat: the driver has ended, with this error if any."""
+        """Write the last heartbeat: the driver has ended, with this error or without one."""
         with self._lock:
             self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, error=error)
             self._outage = self._notice = None
@@ -113,6 +114,7 @@ class Mirror:
         self.write(ended=True)
 
     def write(self, *, ended: bool = False) -> None:
+        """Write the heartbeat. If the driver's last report is too old, the heartbeat has an old time, too."""
         now_ms = clock.now_ms()
         with self._lock:
             copied_ms = self._copied_at_ms

@@ -1,4 +1,4 @@
-"""Submits and finds drivers on each kind of cluster."""
+"""Submits drivers to each kind of cluster, and finds submitted ones."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from frazil.spec.resources import ClusterManager, Resources
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 300.0
-"""Timeout of spark-submit in seconds. It may upload a package of hundreds of megabytes."""
+"""Timeout (s) of spark-submit, which may upload a package of hundreds of megabytes."""
 NAMESPACE = "spark.kubernetes.namespace"
 CONTEXT = "spark.kubernetes.context"
 
 
 class SubmitFailed(EnvironmentUnusable):
-    """spark-submit failed, perhaps after the cluster had accepted the driver."""
+    """spark-submit failed. The cluster may have accepted the driver before that."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
@@ -60,17 +60,19 @@ class Submitter(Protocol):
     """Submits drivers to one cluster."""
 
     def submit(self, driver: ClusterDriver) -> str:
-        """Submit a driver, and return the cluster's name of it once the cluster has accepted it.
+        """Submit a driver, and return its name in the cluster once the cluster has accepted it.
 
-        Raises EnvironmentUnusable if the driver is refused, SpecError, and ApiUnavailable if it is unknown whether it
-        was accepted.
+        Raises EnvironmentUnusable if the cluster refuses the driver, SpecError, and ApiUnavailable if it is unknown
+        whether the cluster accepted it.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """Return the cluster's name of a driver whose submission had no response; None if unknown. Never raises."""
+        """Return the name in the cluster of a driver whose submission had no response; None if unknown. Never raises an
+        error.
+        """
 
     def open(self, submission: str) -> Driver:
-        """Return the driver with this name."""
+        """Return the driver with this name in the cluster."""
 
 
 def submitter(resources: Resources) -> Submitter:
@@ -87,9 +89,9 @@ def submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """A `Submitter` that uses the REST servers of the masters.
+    """A `Submitter` that uses the REST servers of Spark's masters.
 
-    These servers do not list drivers, so a driver whose submission had no response must report its id itself.
+    These servers do not list drivers, so a driver whose submission had no response must report its own id.
     """
 
     def __init__(self, resources: Resources) -> None:
@@ -120,6 +122,7 @@ class StandaloneSubmitter:
 
 
 def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
+    """Return the Spark properties of the driver."""
     resources = driver.resources
     archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
     return {
@@ -134,7 +137,7 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the driver's environment. Its Python has the same path as on this host, unless the declaration has
+    """Return the driver's environment. Its Python has the same path as on this host, unless the declaration sets
     another.
     """
     python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
@@ -143,7 +146,7 @@ def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
 
 
 class YarnSubmitter:
-    """A `Submitter` that runs spark-submit, and queries the ResourceManagers of HADOOP_CONF_DIR."""
+    """A `Submitter` that runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
@@ -164,13 +167,18 @@ class YarnSubmitter:
         raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
     def _accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """Return the application that YARN accepted although spark-submit failed. Raises the failure if none was."""
+        """Return the application that YARN accepted although spark-submit failed.
+
+        Raises `failed` if YARN accepted none, and ApiUnavailable if this is unknown.
+        """
         application = parse_application_id(failed.output)
         try:
             application = application or self._find_by_tag(driver)
         except ApiUnavailable as error:
             if is_submitted(failed.output):
-                raise ApiUnavailable(f"{failed}; whether YARN accepted the application is unknown: {error}") from failed
+                raise ApiUnavailable(
+                    f"{failed}; it is unknown whether YARN accepted the application: {error}"
+                ) from failed
         if application is None:
             raise failed
         log.warning("YARN accepted %s, although %s", application, failed)
@@ -189,7 +197,9 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """A `Submitter` that creates pods through the Kubernetes API, without Spark. Each pod has a predictable name."""
+    """A `Submitter` that creates pods through the Kubernetes API, without Spark. A pod's name follows from its
+    launch.
+    """
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
         self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT))
@@ -214,7 +224,7 @@ def spark_submit(
 ) -> str:
     """Run spark-submit, and return its output once the cluster has accepted the driver.
 
-    Raises SubmitFailed if it fails, SpecError, and ApiUnavailable if it does not end in time.
+    Raises SubmitFailed if spark-submit fails, SpecError, and ApiUnavailable if it does not end in time.
     """
     require_pyspark()
     import pyspark  # an extra

@@ -1,7 +1,8 @@
 """Derives a table's signals from its current state: the feeding streams, the complete windows, and their row counts.
 
 An assessment reads the markers in the table's properties, and the summaries of the commits since the last signal. It
-reads manifests only if a summary does not suffice. Rows are counted, and gates run, only for signalled windows.
+reads manifests only if a summary does not suffice. Rows are counted, and gates run, only for windows that are
+signalled.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class GateOutcome:
 
     passed: bool
     note: str | None = None
+    """The failures that the gate found."""
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
@@ -69,13 +71,14 @@ RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcom
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """The state of a table with signalled windows, at one time."""
+    """The state at one time of a table whose windows are signalled."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
     """The declared streams that feed the table."""
     grain: Grain
     feeds: tuple[Feed, ...]
+    """The feeding streams, with their watermarks."""
     signals: TableSignals
     decision: WindowDecision
 
@@ -221,14 +224,16 @@ def _behind_message(table: str) -> str:
 
 
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """If the table was recreated, move the cursor to before all commits of the new table."""
+    """Return the cursor for the table. If the table was recreated, it comes before all commits of the new table."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Whether the catalog returned an older state of the table than the signals have seen, as a caching catalog may."""
+    """Return whether the catalog returned an older state of the table than the signals cover, as a caching catalog
+    may.
+    """
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -320,7 +325,9 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the revisions of windows that are signalled again: the next revision, or the same if no event was sent."""
+    """Return the revisions of windows that are signalled again: the next revision, or the same one if no event was
+    sent.
+    """
     again = seen.decision.again
     if not again:
         return {}
@@ -342,9 +349,9 @@ def _count_rejected(seen: Assessment) -> int:
 
 
 def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
-    """Signal a window that its gate holds, with its current row count. `note` has the user and the reason.
+    """Signal a window that is held by its gate, with its current row count. `note` has the user and the reason.
 
-    Raises SpecError if the window is not held.
+    Returns the signal. Raises SpecError if the window is not held.
     """
     table = spec.table.identifier
     while True:
@@ -378,7 +385,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
 def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows once more at their current revision, for consumers that missed the events.
+    """Signal windows once more at their current revision, for consumers that missed the events. Returns the signals.
 
     Raises SpecError if one of the windows was never signalled, or is held.
     """
@@ -472,7 +479,9 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
 
 
 def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """Return the watermark (us) of the batch before `first`, from the summary of its commit."""
+    """Return the watermark (us) of the last batch before `first`, from the summary of its commit; None if it is
+    unknown.
+    """
     for snapshot, path in commit_records(default_table.metadata, stream):
         key = parse_key(path)
         if key is not None and key < first:
@@ -483,10 +492,11 @@ def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` is empty until the signals of all of its windows were sent."""
+    """Status of an hour or a day. `signals` is empty until the signals of all its windows were sent."""
 
     signals: tuple[Signal, ...]
     waits_for: str
+    """Why not all signals were sent; empty if they were."""
     never: bool = False
     """Whether the window is before the first signalled window."""
 
@@ -494,7 +504,7 @@ class WindowStatus:
 def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
 
-    Raises SpecError if the key is not a window of the table, and the errors of `assess`.
+    Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
     """
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])

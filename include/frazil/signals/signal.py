@@ -1,4 +1,6 @@
-"""Defines a signal, a complete window of a table at one revision, as a row of `frazil.signals`."""
+"""Defines a signal, and its row in `frazil.signals`. A signal means that a window of a table is complete at one
+revision.
+"""
 
 from __future__ import annotations
 
@@ -42,19 +44,21 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters committed since the previous signal, which may belong to this window: they have no event time."""
+    """Dead letters committed since the previous signal. Any of them may belong to this window: they have no event
+    time.
+    """
     late_rows: int
-    """Rows of this window that arrived since the previous signal, behind the watermark."""
+    """Rows of this window that landed since the previous signal."""
     watermark_us: int
-    """The minimum, over the feeding streams, of watermark minus lateness."""
+    """The minimum, over the feeding streams, of their watermark minus their lateness."""
     snapshot_id: int
     sequence_number: int
     """The sequence number of the snapshot in which the rows were counted."""
     signalled_at_ms: int
     note: str | None = None
-    """The failures that the gate found, or the user who released the window and the reason."""
+    """The failures that the gate found; or, for a released window, the user and the reason."""
     number: int = 0
-    """The number of this signal among the table's signals; set by `append_signals`."""
+    """The sequential number of this signal among the table's signals. `append_signals` sets it."""
 
     @property
     def window(self) -> Window:
@@ -91,7 +95,7 @@ SPEC = PartitionSpec(
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
 _MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
-"""The time columns, each with the field of `Signal` that has the time as a number."""
+"""The time columns, each with the field of `Signal` that has the time in microseconds."""
 
 
 def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
@@ -103,7 +107,7 @@ def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
 
 
 def from_row(row: Mapping[str, Any]) -> Signal:
-    """Return the signal in a row, given as Arrow returns it in Python."""
+    """Return the signal in a row, which is given as a dictionary of Python values."""
     plain: dict[str, Any] = {
         _MICROSECONDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
         for name, value in row.items()

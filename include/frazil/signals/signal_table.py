@@ -62,6 +62,7 @@ class TableSignals:
     number: int
     """The number of the last signal; 0 if there is none."""
     at: Table | None
+    """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
     """The group to which the table belongs."""
 
@@ -106,7 +107,7 @@ class TableSignals:
         return found
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
-        """Return the last signal of each window that begins in `[from, to)`."""
+        """Return the last signal of each window of the table that begins in `[from, to)`."""
         signals = self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1))
         return {signal.window: signal for signal in signals}
 
@@ -122,7 +123,9 @@ class TableSignals:
         return self.after(max(self.number - count * len(shared), 0))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for the days that may have signals after a number, from summaries of unexpired appends."""
+        """Return a filter for the days that may have signals after a number, based on the summaries of unexpired
+        appends.
+        """
         starts = []
         for snapshot in ancestors(self.at.metadata) if self.at else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -146,7 +149,7 @@ class TableSignals:
 
 
 def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
-    """Return the last signal of each window of a table that begins in `[from, to)`, by start."""
+    """Return the last signal of each window of a table that begins in `[from, to)`, ordered by window start."""
     newest = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
     return tuple(newest[window] for window in sorted(newest))
 
@@ -198,6 +201,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
 
 
 def _summary(table: str, signals: list[Signal]) -> dict[str, str]:
+    """Return the summary entries of an append."""
     if not signals:
         return {}
     return {
@@ -254,7 +258,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str, group: str | None) -> 
 
 
 def _discard(table: Table, files: Sequence[StagedFile]) -> None:
-    """Delete files. Log errors only, because an error must not hide that the append failed."""
+    """Delete the files of a failed append. Errors are only logged: they must not hide that the append failed."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:
@@ -262,6 +266,7 @@ def _discard(table: Table, files: Sequence[StagedFile]) -> None:
 
 
 def _write(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
+    """Write the signals to staged files."""
     if not signals:
         return []
     target = target_table(table, folder=f"{data_location(table)}/{token}")

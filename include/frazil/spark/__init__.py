@@ -1,3 +1,3 @@
-"""Java, jars and sessions for frazil's Spark applications."""
+"""Java, jars and sessions of frazil's Spark applications."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the Spark session of an application. Catalog secrets are set in the session, never on a command line."""
+"""Starts an application's Spark session. Catalog secrets are set in the session, never on a command line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from frazil.table.catalogs import spark_properties
 def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
-    """Start a session with these catalogs; None is the default catalog.
+    """Start a session with these catalogs; None means the default catalog.
 
-    spark-submit sets master, resources and Iceberg's runtime. Without spark-submit, `properties` must contain them.
+    spark-submit sets the master, the resources and Iceberg's runtime. Without spark-submit, `properties` must contain
+    them.
     """
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():

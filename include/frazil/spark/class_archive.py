@@ -1,8 +1,8 @@
-"""Creates a class data archive of Spark's classes, which halves the time to start a writer's JVM.
+"""Creates an archive of Spark's classes (class data sharing), which halves the time in which a writer's JVM starts.
 
-`python -m frazil.spark.class_archive` creates the archive once (`make setup` does so): it runs a small session and lets
-the JVM dump the classes it loaded. The archive is only an optimisation: if it is missing or does not match, the JVM
-loads the classes from the jars.
+`python -m frazil.spark.class_archive`, which `make setup` calls, creates the archive once: it runs a small session, and
+the JVM dumps the classes that it has loaded. If the archive is missing or does not match, the JVM loads the classes
+from the jars.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from frazil.home import cache_folder
 from frazil.spark.java import LEAN_OPTIONS, find_java
 
 NO_LOG = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+"""JVM options that turn off messages about the archive."""
 
 
 def archive_path() -> Path:
-    """Return the path of the archive for the installed Spark and Java. Its name has their versions; it may not exist.
+    """Return the path of the archive for the installed Spark and Java, whether it exists or not.
 
-    Raises EnvironmentUnusable without Java.
+    The file's name contains their versions. Raises EnvironmentUnusable if Java is missing.
     """
     java, _ = find_java(os.environ)
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
@@ -39,7 +40,7 @@ def archive_path() -> Path:
 
 
 def java_options() -> str:
-    """Return the options of a JVM that needs few resources. The JVM starts from the archive if the archive exists."""
+    """Return the options of a JVM that needs few resources. They include the archive, if it exists."""
     path = archive_path()
     return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {NO_LOG}" if path.exists() else LEAN_OPTIONS
 
@@ -60,12 +61,13 @@ gateway.shutdown()
 gateway.proc.stdin.close()
 gateway.proc.wait(120)  # it dumps the archive as it ends
 """
+"""The program whose JVM dumps the archive."""
 
 
 def make() -> Path:
     """Create the archive if it is missing, and delete archives of earlier versions. Return the archive's path.
 
-    Atomic, also if two processes create it. Raises RuntimeError if the session that creates the archive fails.
+    Atomic, even if two processes create the archive. Raises RuntimeError if the session that creates it fails.
     """
     path = archive_path()
     if path.exists():

@@ -1,7 +1,7 @@
-"""Downloads jars by their Maven coordinates with Apache Ivy, which PySpark contains.
+"""Downloads jars by their Maven coordinates with Apache Ivy, which is part of PySpark.
 
-Ivy's settings decide where jars are downloaded from. `FRAZIL_IVY_SETTINGS` can name another settings file, for example
-for a company's mirror.
+Ivy's settings determine the repositories. `FRAZIL_IVY_SETTINGS` can contain the path of another settings file, for
+example for a company's mirror.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from frazil.spark.java import require_java, require_pyspark
 
 _POLL_INTERVAL_S = 0.3
 _NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
+"""Matches Ivy's messages about files that do not exist."""
 _NO_CONNECTION = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
+"""Matches Ivy's messages about a failed connection."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MavenCoordinates:
-    """One published file: `organisation:name:version[:extension:classifier]`, a jar by default."""
+    """The coordinates of a published file, by default a jar: `organisation:name:version[:extension:classifier]`."""
 
     organisation: str
     name: str
@@ -44,7 +46,7 @@ class MavenCoordinates:
 
     @property
     def path(self) -> Path:
-        """Path of the file in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
+        """The file's path in a folder of jars: `organisation/name/version/name-version[-classifier].extension`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return Path(
             self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
@@ -52,7 +54,7 @@ class MavenCoordinates:
 
     @classmethod
     def from_path(cls, path: Path) -> MavenCoordinates:
-        """Return the coordinates of a file in a folder that is laid out like `path`."""
+        """Return the coordinates of a file whose path has the form of `path`."""
         organisation, name, version = path.parts[-4:-1]
         classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
         return cls(organisation, name, version, extension, classifier.removeprefix("-"))
@@ -66,13 +68,12 @@ def retrieve(
     transitive: bool = False,
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download the wanted jars into the folder `to`, each at its `MavenCoordinates.path`.
+    """Download jars into the folder `to`, each to its `MavenCoordinates.path`.
 
-    Files that an interrupted call had downloaded are taken from `cache`. With `transitive`, run-time dependencies are
-    downloaded, too. `watch` is called about three times a second, to show progress.
+    Files that an interrupted call has already downloaded are taken from `cache`. With `transitive`, run-time
+    dependencies are downloaded, too. `watch` is called about three times a second, to show progress.
 
-    Raises:
-        EnvironmentUnusable: a jar does not exist, or the network does not respond; details are in Ivy's log.
+    Raises EnvironmentUnusable if a jar does not exist or the network does not respond. Details are in Ivy's log.
     """
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
@@ -119,6 +120,7 @@ def _ivy_jar() -> Path:
 
 
 def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
+    """Return Ivy's XML description of the wanted jars."""
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
         f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact(c)}</dependency>'
@@ -133,7 +135,10 @@ def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
 
 
 def _artifact(wanted: MavenCoordinates) -> str:
-    """Return the XML element of a file with a classifier, which Ivy downloads only if it is listed; otherwise empty."""
+    """Return the XML element that lists a file with a classifier; empty for other files.
+
+    Ivy downloads a file with a classifier only if it is listed.
+    """
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)
@@ -143,7 +148,7 @@ def _artifact(wanted: MavenCoordinates) -> str:
 
 
 def _failure_message(log: Path) -> str:
-    """Return an error message with the cause that Ivy's log shows."""
+    """Return an error message with the cause found in Ivy's log."""
     text = log.read_text(errors="replace")
     missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(text)]
     if "No space left on device" in text:

@@ -1,10 +1,10 @@
-"""Provides the JVM jars that frazil needs: pinned by SHA-256 in `jars.lock`, and cached per user.
+"""Provides the JVM jars that frazil needs. `jars.lock` pins them by SHA-256; each user has a cache.
 
     $ python -m frazil.spark.jars fetch [SET…]   download missing jars (of `kafka spark` by default), print all paths
     $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
-`FRAZIL_JARS_LOCK` can name another lock file, for example with another version of Iceberg's runtime.
+`FRAZIL_JARS_LOCK` can contain the path of another lock file, for example one with another version of Iceberg's runtime.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.spark.ivy import MavenCoordinates, retrieve
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
+"""The lock file that is part of frazil."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """The modules of a set of jars. With `transitive`, the set includes their run-time dependencies."""
+    """The Maven modules of a set of jars. With `transitive`, the set includes their run-time dependencies."""
 
     coordinates: tuple[str, ...]
     transitive: bool
@@ -59,6 +60,7 @@ ROOTS = {
     ),
     "s3-4.0": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
+"""The sets of jars by name."""
 DEFAULT_SETS = ("kafka", "spark")
 """The sets that every checkout needs. Other sets are downloaded when a catalog needs them."""
 
@@ -81,7 +83,9 @@ class LockedJar:
 
 
 def variant(set_name: str, sets: Container[str] = ROOTS) -> str:
-    """Return the name of the set for the installed Spark: `spark-4.0` instead of `spark`, if `sets` has it."""
+    """Return the set's variant for the installed version of Spark, such as `spark-4.0`, if `sets` has it; otherwise
+    `set_name`.
+    """
     try:
         minor = ".".join(version("pyspark").split(".")[:2])
     except PackageNotFoundError:
@@ -90,10 +94,9 @@ def variant(set_name: str, sets: Container[str] = ROOTS) -> str:
 
 
 def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar, ...]:
-    """Return the jars of one set for the installed Spark, in the lock file's order.
+    """Return the jars of one set for the installed version of Spark, in the order of the lock file.
 
-    Raises:
-        EnvironmentUnusable: the lock file or the set does not exist.
+    Raises EnvironmentUnusable if the lock file or the set does not exist.
     """
     path = lock_file or _lock_file()
     try:
@@ -107,24 +110,23 @@ def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar
 
 
 def _lock_file() -> Path:
+    """Return the path of the lock file that is used: FRAZIL_JARS_LOCK, or the one that is part of frazil."""
     return Path(os.environ.get("FRAZIL_JARS_LOCK") or LOCK_FILE)
 
 
 def cache_folder() -> Path:
-    """Return the folder of the jars, which may not exist."""
+    """Return the folder in which jars are cached. It may not exist."""
     folder = os.environ.get("FRAZIL_JARS")
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
 def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
-    """Return the paths of a set's jars, downloading missing jars. Each jar's SHA-256 is checked.
+    """Return the paths of a set's jars. Downloads missing jars, and checks each jar's SHA-256.
 
-    If two processes call this at the same time, one downloads and the other waits. Progress is written to standard
-    error.
+    If two processes call this concurrently, one downloads and the other waits. Writes its progress to standard error.
 
-    Raises:
-        EnvironmentUnusable: the set does not exist, Java or the network is missing, or a downloaded file differs from
-            the lock file.
+    Raises EnvironmentUnusable if the set does not exist, if Java or the network is missing, or if a downloaded file
+    differs from the lock file.
     """
     jars = load_locked(set_name, lock_file)
     folder = cache_folder()
@@ -137,21 +139,23 @@ def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
 
 
 def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
-    """Return the jars missing from the cache. A jar with the wrong SHA-256 is reported, deleted, and returned."""
+    """Return the jars that must be downloaded. A jar in the cache with a wrong SHA-256 is reported and deleted
+    first.
+    """
     missing = []
     for jar in jars:
         path = folder / jar.coordinates.path
         if not path.is_file():
             missing.append(jar)
         elif _sha256(path) != jar.sha256:
-            _print(f"{path} does not have the SHA-256 in {LOCK_FILE.name}: deleted; downloading it again.\n")
+            _print(f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n")
             path.unlink(missing_ok=True)
             missing.append(jar)
     return missing
 
 
 def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
-    """Download into a temporary folder, check each jar, and only then move it into the cache."""
+    """Download jars into a temporary folder, check each jar, and move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
     progress = _Progress(set_name, len(missing), wanted_mb, cache)
@@ -166,6 +170,7 @@ def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
 
 
 def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
+    """Move a downloaded jar into the cache. Raises EnvironmentUnusable if it is missing or has a wrong SHA-256."""
     if not fetched.is_file():
         raise EnvironmentUnusable(
             f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
@@ -184,6 +189,7 @@ def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Pa
 
 @contextmanager
 def _exclusive_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of the cache; waits while another process holds it."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +200,9 @@ def _exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """Shows progress as `n of m jars, MB`: on a terminal in one updated line, otherwise in a line every ten jars."""
+    """Shows progress as `n of m jars, MB`: on a terminal in one line that is updated, otherwise in a line for every ten
+    jars.
+    """
 
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
@@ -203,6 +211,7 @@ class _Progress:
         _print(f"downloading {jars} {self._what} ({mb:.0f} MB)\n")
 
     def update(self) -> None:
+        """Show the current progress, if it has changed enough."""
         files = [f for f in self._cache.rglob("*") if f.suffix in {".jar", ".gz", ".part"}]
         done = sum(f.suffix != ".part" for f in files)
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
@@ -233,7 +242,7 @@ def _sha256(path: Path) -> str:
 
 
 def lock(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, Roots] = ROOTS) -> None:
-    """Resolve the roots of each set, and write coordinates, size and SHA-256 of each jar to the lock file."""
+    """Resolve the modules of each set, and write the coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
@@ -250,7 +259,7 @@ def _pin(path: Path) -> LockedJar:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fetch [SET…]` or `lock`. Return the exit code; errors are printed in one line."""
+    """Run `fetch [SET…]` or `lock`. Return the exit code. An error is printed as one line."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:

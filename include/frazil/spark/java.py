@@ -1,4 +1,4 @@
-"""Finds Java 17, the only requirement that frazil cannot install by itself."""
+"""Finds Java 17, the only requirement that pip cannot install."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from frazil.extras import require
 
 REQUIRED_MAJOR = 17
 LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that only schedules tasks: optimising its code would cost more CPU than it saves."""
+"""Options of a JVM that only schedules tasks. Optimising its code would take more CPU than it saves."""
 
 _HOW = (
     f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
     f"java-17-openjdk-headless; macOS: brew install openjdk@17) and put it on PATH, or set JAVA_HOME to it."
 )
+"""How to install Java."""
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the path of `java` in JAVA_HOME, otherwise on PATH, after checking that it is Java 17.
+    """Return the path of `java` from JAVA_HOME or, if that is not set, from PATH. Checks that it is Java 17.
 
-    Raises:
-        EnvironmentUnusable: Java is missing or has another major version.
+    Raises EnvironmentUnusable if Java is missing or has another major version.
     """
     env = os.environ if environment is None else environment
     java, found_by = find_java(env)
@@ -44,16 +44,16 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def in_jvm() -> bool:
-    """Return whether a JVM started this Python process, as in a driver in a cluster. Then no other JVM is needed."""
+    """Return whether a JVM started this Python process, as for a driver in a cluster. Then no other JVM is needed."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
 def java_needed() -> Iterator[None]:
-    """Raise clear errors for problems with Java when a JVM starts in this context.
+    """Raise clear errors if a JVM cannot start in the `with` block.
 
-    Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra without PySpark. The version is
-    checked only if the start fails, because `java -version` takes as long as starting the JVM.
+    Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra if PySpark is missing. The version is
+    checked only after a failed start, because `java -version` takes as long as starting the JVM.
     """
     require_pyspark()
     if in_jvm():
@@ -72,20 +72,20 @@ def java_needed() -> Iterator[None]:
 def require_pyspark() -> None:
     """Raise MissingExtra if PySpark is not installed.
 
-    The check looks for Py4J, because `import pyspark` also succeeds with pyspark-client, which has no jars. Airflow's
-    Spark provider installs pyspark-client.
+    This checks for Py4J, because `import pyspark` also succeeds with pyspark-client, which has no jars. Airflow's Spark
+    provider installs pyspark-client.
     """
     require("py4j")
 
 
 def parse_major(output: str) -> int | None:
-    """Parse the output of `java -version`: 17 for `"17.0.15"`, 8 for `"1.8.0_402"`; None without a version."""
+    """Return the major version in the output of `java -version`; None if it has none. Returns 8 for `"1.8.0_402"`."""
     match = _VERSION.search(output)
     return int(match[1]) if match else None
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the path of `java` and where it was found: "JAVA_HOME" or "PATH". Java is not run.
+    """Return the path of `java`, and where it was found: "JAVA_HOME" or "PATH". Does not run Java.
 
     Raises EnvironmentUnusable if Java is missing.
     """

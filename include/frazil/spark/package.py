@@ -1,8 +1,8 @@
-"""Creates the archive with the Python environment for executors and drivers in a cluster.
+"""Creates the archive with the Python environment of executors and drivers in a cluster.
 
-The archive contains the running Python with its standard library, frazil, and the packages that a cluster needs. It
-does not contain Airflow, quality gates or PySpark, which the cluster provides. The loops that decode records are
-compiled for this host's CPU type.
+The archive contains the running Python with its standard library, frazil, and the packages that are needed in a
+cluster. It does not contain Airflow, quality gates, or PySpark, which the cluster provides. The compiled loops that
+decode records are for this host's type of CPU.
 """
 
 from __future__ import annotations
@@ -27,39 +27,47 @@ REQUIRED_PACKAGES = (
     *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
     *("pydantic", "pyiceberg[pyarrow,pyiceberg-core]", "pyroaring", "pyyaml", "requests", "sqlalchemy"),
 )
+"""Python packages that every archive contains."""
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
-"""Packages that a driver's catalog may need. They are included if they are installed on this host."""
+"""Packages that a driver's catalog may need. They are included if this host has them."""
 STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
+"""Maps each storage to the package that accesses it."""
 EXCLUDED = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
-"""Patterns of package files that are never loaded. Those outside the package (`../`) are commands."""
+"""Patterns of package files that are never loaded, and of files outside the packages' folders (`../`), which are
+commands.
+"""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
+"""Patterns of files that are included although they match EXCLUDED_FILES."""
 STDLIB_EXCLUDED = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
     *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
 )
+"""Parts of the standard library that are not included."""
 FRAZIL_EXCLUDED = ("airflow", "dev", "quality", "cli", "spark_apps", "maintenance", "aggregate")
+"""Packages of frazil that are not included."""
 LAUNCHER = """\
 #!/bin/sh
 # Python finds its shared library next to itself, wherever the archive was unpacked.
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
+"""The script `bin/python` of the archive."""
 SMOKE_TEST = (
     "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
     "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
     "sys.exit(daemon.STAGE not in sys.modules)"
 )
+"""A program that fails if the packaged Python cannot stage records."""
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive atomically. `say` is called with each step's progress message.
+    """Write the archive atomically. `say` is called with a message about the progress of each step.
 
-    Raises:
-        MissingExtra: a storage's packages are not installed on this host.
-        EnvironmentUnusable: the packaged Python cannot stage records.
+    Raises MissingExtra if a storage's packages are not installed on this host, and EnvironmentUnusable if the packaged
+    Python cannot stage records.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
@@ -79,11 +87,12 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
 
 
 def installed_storages() -> tuple[str, ...]:
-    """Return the storages whose packages are installed on this host."""
+    """Return the names of the storages whose packages are installed on this host."""
     return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
 
 
 def _is_installed(requirement: str) -> bool:
+    """Return whether a requirement and all its dependencies are installed."""
     try:
         list(_closure([requirement]))
     except MissingExtra:
@@ -110,6 +119,7 @@ def _copy_python(root: Path) -> Path:
 
 
 def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
+    """Copy the required distributions and their dependencies, without files that are never loaded."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = root / "lib" / version / "site-packages"
     for name in _closure(requirements):
@@ -124,6 +134,8 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
 
 
 def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
+    """Return the `ignore` function for `shutil.copytree` that omits FRAZIL_EXCLUDED."""
+
     def find_excluded(folder: str, names: list[str]) -> set[str]:
         return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
@@ -131,6 +143,8 @@ def _ignore_excluded(source: Path) -> Callable[[str, list[str]], set[str]]:
 
 
 def _is_kept(file: str) -> bool:
+    """Return whether the archive contains this file of a package."""
+
     def matches(patterns: Iterable[str]) -> bool:
         return any(fnmatch(file, pattern) for pattern in patterns)
 
@@ -138,7 +152,7 @@ def _is_kept(file: str) -> bool:
 
 
 def _closure(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the required distributions and of their dependencies.
+    """Yield the names of the required distributions and of all their dependencies.
 
     Raises MissingExtra if a distribution is not installed.
     """
@@ -167,7 +181,7 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
 
 
 def _prepare(root: Path, python: Path) -> None:
-    """Compile the loops into the package, and check that it can stage records with the executors' PySpark."""
+    """Compile the loops in the package, and check that it can stage records with the executors' PySpark."""
     import pyspark  # an extra
 
     (root / KEPT_WITH_PYTHON).mkdir(parents=True)
@@ -184,7 +198,7 @@ def _prepare(root: Path, python: Path) -> None:
 def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """Make root the owner of an entry, and remove write access for others.
 
-    An executor that runs as root only trusts files owned by root.
+    An executor that runs as root trusts only files that root owns.
     """
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"

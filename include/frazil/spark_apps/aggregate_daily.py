@@ -20,12 +20,12 @@ def main() -> int:
     from frazil.aggregate.day_input import NO_REVISIONS  # PyIceberg reads its configuration when imported
     from frazil.aggregate.run import run_aggregation
 
-    parser = argparse.ArgumentParser(description="Aggregate one UTC day of a table into that day of another one.")
+    parser = argparse.ArgumentParser(description="Aggregate one UTC day of a table into the same day of another table.")
     parser.add_argument("name", help="the aggregation's name")
     parser.add_argument("--aggregations", type=Path, required=True, help="the folder of declared aggregations")
     parser.add_argument("--day", required=True, help="YYYY-MM-DD, in UTC")
-    parser.add_argument("--snapshot-id", type=int, help="of the source; by default what the day's signals name")
-    parser.add_argument("--revisions", default=NO_REVISIONS, help="of the day's windows at that snapshot")
+    parser.add_argument("--snapshot-id", type=int, help="the source's snapshot; by default that of the day's signals")
+    parser.add_argument("--revisions", default=NO_REVISIONS, help="the revisions of the day's windows at that snapshot")
     arguments = parser.parse_args()
     return run_aggregation(
         arguments.name,

@@ -1,7 +1,8 @@
 """Stages a backfill of one declared stream: `spark-submit backfill.py NAME --streams DIR --request JSON`.
 
-The request is a JSON object with the fields of the form of the DAG `frazil_backfill`. If the program is started again,
-it continues where it stopped. The audit and the publication follow without Spark. `frazil.errors` lists the exit codes.
+The request is a JSON object with the same fields as the form of the DAG `frazil_backfill`. If the program is started
+again, it continues where it stopped. The audit and the publication run afterwards, without Spark. `frazil.errors` lists
+the exit codes.
 """
 
 from __future__ import annotations

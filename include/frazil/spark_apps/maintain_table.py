@@ -1,7 +1,7 @@
 """Maintains tables of declared streams: `spark-submit maintain_table.py TABLE [TABLE…] --streams DIR`.
 
-The program removes small files, small manifests and old snapshots if that is worth the work; writers keep running.
-Airflow's SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
+The program compacts small files, rewrites small manifests and expires old snapshots where that is worthwhile. Writers
+keep running. Airflow's SparkSubmitOperator starts it. `frazil.errors` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def main() -> int:
         check_configuration()
     from frazil.maintenance.main import run_maintenance  # PyIceberg reads its configuration when imported
 
-    parser = argparse.ArgumentParser(description="Keep tables of declared streams in shape.")
-    parser.add_argument("tables", nargs="+", metavar="TABLE", help="as the stream's file names it: demo.flights")
+    parser = argparse.ArgumentParser(description="Compact tables, rewrite their manifests and expire their snapshots.")
+    parser.add_argument("tables", nargs="+", metavar="TABLE", help="a table, as in the stream's file: demo.flights")
     parser.add_argument("--streams", type=Path, required=True, help="the folder of declared streams")
-    parser.add_argument("--actions", default=",".join(Action), help="by default all: %(default)s")
+    parser.add_argument("--actions", default=",".join(Action), help="the actions to run; by default all: %(default)s")
     parser.add_argument("--report", type=Path, help="a file for the outcomes, as a JSON list")
     arguments = parser.parse_args()
     try:

@@ -14,8 +14,10 @@ FOLDERS = ("write.data.path", "write.metadata.path")
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
 """Matches a protocol prefix, which librdkafka allows in front of a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
+"""Matches `host` or `host:port`; an IPv6 address is in brackets."""
 _MAX_PORT = 65_535
 _TRUNCATING = re.compile(r"[#?\x00-\x1f\x7f]")
+"""Characters at which storage libraries truncate a path."""
 
 
 def servers_problem(text: str) -> str | None:
@@ -25,7 +27,7 @@ def servers_problem(text: str) -> str | None:
     """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
-            f"has {sign!r}, as in credentials next to a host; write host:port, and give the credentials by "
+            f"has {sign!r}, which suggests credentials next to a host; write host:port, and set the credentials in "
             "source.properties (sasl.username, sasl.password)"
         )
     return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
@@ -42,14 +44,14 @@ def _server_problem(server: str) -> str | None:
     if match is None:
         return f"names {server!r}, which is not host:port"
     if match["port"] is None:
-        return f"names {server!r} without its port; write {server}:9092 where the brokers listen on 9092"
+        return f"names {server!r} without a port; write {server}:9092 if the brokers listen on 9092"
     if not 0 < int(match["port"]) <= _MAX_PORT:
         return f"names {server!r}, whose port is not 1 to {_MAX_PORT}"
     return None
 
 
 def path_problem(text: str) -> str | None:
-    """Return why storage libraries would use a different folder, as the end of a sentence; None if they would not.
+    """Return why storage libraries would misread a path, as the end of a sentence; None if they would not.
 
     PyIceberg and Iceberg's S3 client interpret the text after `#` or `?` as a fragment or a query, and drop control
     characters.
@@ -76,5 +78,5 @@ def location_problem(text: str) -> str | None:
 
 
 def names_store(error: Exception) -> bool:
-    """Return whether an error of Arrow comes from an object store. Only its text shows this."""
+    """Return whether an Arrow error comes from an object store. Only the error's text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

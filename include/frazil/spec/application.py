@@ -24,10 +24,11 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The application's resources: its streams' maximum of cores and driver memory, and all Spark properties.
+        """The application's resources: the maximum of its streams' cores and driver memory, and the Spark properties of
+        all streams.
 
-        If streams differ in other settings, the first stream by name wins; for Spark properties, the last. `frazil
-        validate` refuses streams that differ.
+        If streams differ in another setting, the value of the first stream by name is used; for a Spark property, the
+        value of the last. `frazil validate` refuses such streams.
         """
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
@@ -52,15 +53,15 @@ class Application:
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when the whole application must be restarted.
 
-        It covers the resources. It also covers the names of connections and variables with secrets, because a process
-        keeps the environment with which it started.
+        It covers the resources, and the names of the connections and environment variables: a process keeps the
+        environment with which it started.
         """
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 
 
 def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
-    """Map the name of each shared application to the application with its streams."""
+    """Return the applications that streams share, by name."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
         if spec.application is not None:

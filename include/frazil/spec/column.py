@@ -14,61 +14,60 @@ from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
 
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
+"""Matches `not null` at the end of a column in the short form."""
 
 
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
-"""Optional attributes of a column that specify how it is read from records."""
+"""Optional attributes of a column that control how it is read from records."""
 
 
 class Column(Model):
-    """One column. Its type is written in Iceberg's notation, including `struct<…>`, `list<…>` and `map<…>`."""
+    """One column of the table."""
 
     name: str = Field(min_length=1)
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
-    required: bool = Field(
-        False, description="`true`: a record without a value for the column is a dead letter (`not null`)."
-    )
+    required: bool = Field(False, description="`true`: a record without a value is a dead letter (`not null`).")
     doc: str | None = Field(
         default=None,
         max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="What the column means; kept in the table's schema.",
+        description="The column's documentation in the table.",
     )
     unit: TimeUnit | None = Field(
         default=None,
-        description="How records encode a `timestamptz` or `timestamp`: `iso` text by default, or a number since 1970.",
+        description="How records encode a `timestamptz` or `timestamp`: as ISO 8601 text, or as a number since 1970.",
     )
 
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None,
         alias="as",
-        description="For `string`. `json`: the column keeps any value, as its JSON text. For strings within a nested "
-        "column, a mapping: `{detail: json}`, `{element: json}`.",
+        description="For `string`. `json`: the column stores any value, as JSON text. For strings in a nested column, a "
+        "mapping: `{detail: json}`, `{element: json}`.",
     )
 
     from_: str | None = Field(
         default=None,
         alias="from",
         min_length=1,
-        description="The field of a record that fills the column, if its name differs: `userId`, `payload.user.id`, "
-        r"`items[0].sku`. Write `\.` for a dot within a name.",
+        description="The record's field that fills the column, if its name differs: `userId`, `payload.user.id`, "
+        r"`items[0].sku`. Write `\.` for a dot in a name.",
     )
 
     cast: Literal["strict", "lenient"] | None = Field(
         default=None,
-        description='`lenient`: values of other forms are converted, and counted: `"7"` and `7.0` for an `int`, '
-        '`"true"` and `1` for a `boolean`, `7` for a `string`. By default as `cast` of the stream.',
+        description='`lenient`: values of other types are converted and counted: `"7"` and `7.0` for an `int`, '
+        '`"true"` and `1` for a `boolean`, `7` for a `string`. Default: `cast` of the stream.',
     )
     rounding: Literal["half-even", "half-up", "down"] | None = Field(
         default=None,
-        description="For a `decimal` with `cast: lenient`: how numbers with more digits are rounded. By default such a "
-        "record is a dead letter.",
+        description="For a `decimal` with `cast: lenient`: how numbers with more digits are rounded. By default they "
+        "are dead letters.",
     )
     null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = Field(
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
     )
     default: bool | int | float | str | None = Field(
         default=None,
-        description="The column's value if the field is missing or null, as a record would have it.",
+        description="The value of a missing or null field, written as in a record.",
     )
 
     @field_validator("from_")
@@ -80,13 +79,13 @@ class Column(Model):
 
     @property
     def path(self) -> FieldPath:
-        """The path of the field that fills the column."""
+        """Path of the record's field that fills the column."""
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """Return the settings with which the column is read from records, except its type and unit.
+        """Return the settings for reading the column from records, except its type and unit.
 
-        `cast` is the stream's setting, which the column's own setting overrides.
+        `cast` is the stream's setting. The column's own setting overrides it.
         """
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if (self.cast or cast) == "lenient" and "<" not in self.type:
@@ -122,9 +121,9 @@ class Column(Model):
     @classmethod
     def _check_name(cls, value: str) -> str:
         if "." in value or value != value.strip():
-            raise ValueError("has a dot or surrounding spaces, which a column's name must not have")
+            raise ValueError("has a dot or surrounding spaces; a column's name must have neither")
         if any(c < " " or c in '"\\' for c in value):
-            raise ValueError("has a quote, a backslash or a control character, which a column's name must not have")
+            raise ValueError("has a quote, a backslash or a control character; a column's name must have none of them")
         return value
 
 

@@ -12,10 +12,11 @@ from frazil.spec.routed_stream import seen_by
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 MAX_CLASHES = 10
+"""Maximum number of contradicting columns to report for two streams of a table."""
 
 
 def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a sentence for each conflict between streams in names, tables, topics and schemas."""
+    """Return a sentence for each conflict between streams in names, tables, applications, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
         by_table.setdefault((spec.table.catalog, spec.table.identifier), {})[path] = spec
@@ -40,6 +41,7 @@ def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each stream whose name an earlier stream has."""
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
@@ -47,17 +49,19 @@ def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each table that two streams write in different catalogs."""
     first: dict[str, tuple[Path, str | None]] = {}
     for path, spec in streams.items():
         other, catalog = first.setdefault(spec.table.identifier, (path, spec.table.catalog))
         if catalog != spec.table.catalog:
             yield (
-                f"{path}: table: {spec.table.identifier!r} is in another catalog in {other}; signals, assets and "
-                "aggregations know tables by their identifiers, so rename one"
+                f"{path}: table: {spec.table.identifier!r} is in a different catalog in {other}; signals, assets and "
+                "aggregations identify tables by name only, so rename one"
             )
 
 
 def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each dead-letter table that is another stream's own table."""
     main_tables = {(spec.table.catalog, spec.table.identifier): path for path, spec in streams.items()}
     for path, spec in streams.items():
         owner = main_tables.get((spec.table.catalog, spec.dead_letter_table))
@@ -98,19 +102,24 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
             mine, theirs = seen_by(spec, table), seen_by(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
                 declared = _evolution_conflict(its, f"the stream in {other}", table)
-                yield f"{path}: evolution: {spec.evolution.mode}, and {declared}"
+                yield f"{path}: evolution: {spec.evolution.mode}, but {declared}"
             for key, one, another in _window_differences(mine, theirs) if mine and theirs else ():
                 yield (
-                    f"{path}: {key}: {one} for {table}, and the stream in {other}, whose route names it too, has: "
-                    f"{another}; declare the same, there and in route.complete"
+                    f"{path}: {key}: {one} for {table}, but the stream in {other}, which also routes to it, has: "
+                    f"{another}; declare the same in both streams, and in route.complete"
                 )
 
 
 def _own_tables(spec: StreamSpec) -> tuple[str, str]:
+    """Return the names of the stream's table and of its dead-letter table."""
     return spec.table.identifier, spec.dead_letter_table
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
+    """Yield an error for each resource setting in which streams of an application differ.
+
+    Yields an error too if an application has the name of a stream.
+    """
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -127,12 +136,13 @@ def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
             other, its = first.setdefault((spec.application, key), (path, value))
             if its != value:
                 yield (
-                    f"{path}: resources.{key}: {value!r}, and the stream in {other}, which the application "
-                    f"{spec.application!r} runs too, has: {its!r}; declare the same"
+                    f"{path}: resources.{key}: {value!r}, but the stream in {other}, which shares the application "
+                    f"{spec.application!r}, has: {its!r}; declare the same"
                 )
 
 
 def _mode(spec: StreamSpec) -> str:
+    """Describe the stream's mode, with the key of an upsert stream."""
     return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
 
 
@@ -143,45 +153,50 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
-        beside = f"the stream in {first_path}, which feeds {spec.table.identifier} too,"
+        beside = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
         for key, mine, its in _window_differences(spec, first):
-            yield f"{path}: {key}: {mine}, and {beside} has: {its}; declare the same"
+            yield f"{path}: {key}: {mine}, but {beside} has: {its}; declare the same"
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
-                f"{path}: mode: {_mode(spec)}, and {beside} has: {_mode(first)}; a table has one row a key, or a row a "
-                "record, so declare the same"
+                f"{path}: mode: {_mode(spec)}, but {beside} has: {_mode(first)}; all streams of a table need the "
+                "same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
-            yield f"{path}: evolution: {spec.evolution.mode}, and {of_table}"
+            yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
         for clash in list(_struct_conflicts(_columns(spec), _columns(first), ()))[:MAX_CLASHES]:
-            yield f"{path}: schema.{clash[0]}: {clash[1]}, and {beside} has: {clash[2]}; declare the same"
+            yield f"{path}: schema.{clash[0]}: {clash[1]}, but {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _servers(spec) & _servers(other):  # the same cluster if they share a server name
                 continue
             if shared := _shared_topics(spec, other):
                 yield (
-                    f"{path}: source.topics: {', '.join(shared)}: read into {spec.table.identifier} by the stream in "
-                    f"{other_path} too, so every record would land twice; leave it to one of them"
+                    f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the "
+                    "stream in "
+                    f"{other_path}, so every record would land twice; read it in only one of them"
                 )
             if spec.source.topic_pattern is not None and other.source.topic_pattern is not None:
                 yield (
                     f"{path}: source.topic-pattern: '{spec.source.topic_pattern}': the stream in {other_path}, which "
-                    f"feeds {spec.table.identifier} too, has '{other.source.topic_pattern}'; a topic may come that "
-                    "matches both and would land twice, so let one stream have both patterns"
+                    f"also writes to {spec.table.identifier}, has '{other.source.topic_pattern}'; the records of a "
+                    "topic that matches both would land twice, so combine the patterns in one stream"
                 )
 
 
 def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
+    """Return the end of a message about two streams of a table, of which only one has `evolution: full`."""
     return (
-        f"{other}, which feeds {table} too, has: {its.evolution.mode}; with full, records of one stream may make a "
-        "column optional that the other declares not null, which stops that one, so declare it for both or for neither"
+        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may "
+        "make a "
+        "column optional that the other stream declares not null, which stops the other stream. Declare full for "
+        "both or neither"
     )
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings of windows in which two streams differ: the key, and both values as text."""
     for key, mine, its in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
@@ -202,6 +217,7 @@ def _servers(spec: StreamSpec) -> set[str]:
 
 
 def _columns(spec: StreamSpec) -> Struct:
+    """Return all columns of the stream's table as a struct, including coordinates."""
     declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
     if spec.coordinates:
         declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
@@ -211,9 +227,9 @@ def _columns(spec: StreamSpec) -> Struct:
 
 
 def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield each column whose declarations contradict each other: its path, and both declarations as text.
+    """Yield each column that the two structs declare differently: its path, and both declarations as text.
 
-    An optional column may be missing in one declaration.
+    A column that only one struct declares is a conflict only if it is `not null`.
     """
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
@@ -228,6 +244,7 @@ def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Itera
 
 
 def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Yield the conflicts of one column, like `_struct_conflicts`."""
     if mine.name != its.name:
         yield ".".join(path), f"written {mine.name!r}", repr(its.name)
     elif mine.required != its.required:
@@ -237,6 +254,7 @@ def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator
 
 
 def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Yield the conflicts of two types, like `_struct_conflicts`."""
     if isinstance(mine, Struct) and isinstance(its, Struct):
         yield from _struct_conflicts(mine, its, path)
     elif isinstance(mine, List) and isinstance(its, List):
@@ -249,4 +267,5 @@ def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tu
 
 
 def _text(field: Field) -> str:
+    """Format a field's type as in a declaration."""
     return f"{field.type}{' not null' if field.required else ''}"

@@ -15,6 +15,7 @@ COORDINATES = {
 LINE = "kafka_line"
 """Additional column if a record may become several rows: the row's number within its record, from 0."""
 RESERVED = frozenset({*COORDINATES, LINE})
+"""Names that a declared column cannot have."""
 
 METADATA_COLUMNS = frozenset(
     {
@@ -34,5 +35,7 @@ METADATA_COLUMNS = frozenset(
 OF_ICEBERG = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )
+"""Problem of a column that has a name in `METADATA_COLUMNS`."""
 
 REQUIRED_COORDINATES = frozenset({"kafka_topic", "kafka_partition", "kafka_offset"})
+"""Coordinates that are never null."""

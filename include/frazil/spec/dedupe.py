@@ -1,4 +1,4 @@
-"""Declares which repeated records an append stream drops."""
+"""The declaration of which repeated records an append stream drops."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Dedupe(Model):
-    """The definition of repeats. Of rows with the same key and close event times, only the first is kept."""
+    """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
     key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns that are equal in a record and its repeats."
+        min_length=1, description="The columns in which repeats are equal."
     )
     within: PositiveDuration = Field(
-        description="A row is dropped if a kept row with the same key is at most this far away in event time, in "
-        "the table or the batch."
+        description="A row is dropped if the table or the batch has a row with the same key at most this far "
+        "away in event time."
     )
 
     @field_validator("key", mode="before")

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Model, PositiveDuration
 
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
+"""How records encode a time: as ISO 8601 text, or as a number since 1970 in this unit."""
 
 
 class EventTime(Model):
@@ -18,8 +19,7 @@ class EventTime(Model):
     column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
     unit: TimeUnit = Field(
         default="iso",
-        description="ISO 8601 text, or a number of seconds, ms, us or ns since 1970. Same meaning as the column's "
-        "`unit`.",
+        description="How records encode it, as `unit` of a column.",
     )
 
     @model_validator(mode="before")
@@ -33,10 +33,10 @@ class Watermark(Model):
 
     idle_timeout: PositiveDuration = Field(
         default=timedelta(minutes=5),
-        description="A topic-partition with nothing unread for this long no longer holds the watermark back.",
+        description="A topic-partition without unread records for this long no longer holds the watermark back.",
     )
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="A row whose event time is further ahead of Kafka's timestamp, or of the clock, lands and "
+        description="A row whose event time is further ahead of Kafka's timestamp or the clock lands, but "
         "does not move the watermark.",
     )

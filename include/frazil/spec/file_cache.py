@@ -16,29 +16,36 @@ from frazil.errors import SpecError
 T = TypeVar("T")
 
 SETTLED_NS = 3_000_000_000
-"""Nanoseconds after its last change when a file counts as settled.
+"""Nanoseconds since a file's last change after which its content can be cached.
 
-Two changes within one tick of the file system's clock look the same, and the coarsest ticks are 2 s (FAT, some NFS).
+Two changes within one tick of the file system's clock look the same. The coarsest ticks are 2 s (FAT, some NFS).
 """
 MAX_ENTRIES = 10_000
+"""Maximum number of cached files; at this number, the cache is emptied."""
 
 Signature = tuple[int, int, int, int] | None
+"""Change time, modification time, size and inode of a file; None if the file is missing or inaccessible."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry(Generic[T]):
+    """The cached result of a read: the value, or the text of its SpecError."""
+
     signature: tuple[Signature, ...]
+    """Signatures of the file and of the files beside it."""
     value: T | None
     problem: str | None
 
 
 class FileCache(Generic[T]):
-    """Caches the results of a reader by path. SpecErrors are cached too, except when an OSError caused them, because
-    that may be temporary.
+    """Caches the results of a reader by path. A SpecError is cached too, unless an OSError caused it, because that may
+    be temporary.
     """
 
     def __init__(self, read: Callable[[Path], T], *, beside: tuple[str, ...] = ()) -> None:
-        """`beside` lists other files of the same folder that the reader also reads. They may be missing."""
+        """`beside` lists the names of other files in the same folder that the reader also reads. They may be
+        missing.
+        """
         self._read, self._beside = read, beside
         self._entries: dict[Path, _Entry[T]] = {}
 
@@ -62,6 +69,9 @@ class FileCache(Generic[T]):
         return entry.value  # type: ignore[return-value]  # set if there is no problem
 
     def _read_entry(self, path: Path, seen: tuple[Signature, ...]) -> _Entry[T]:
+        """Read a file. Returns an entry with the value, or with a SpecError's text. Raises a SpecError that an OSError
+        caused.
+        """
         try:
             return _Entry(seen, self._read(path), None)
         except SpecError as error:
@@ -73,7 +83,7 @@ class FileCache(Generic[T]):
 def signature(path: Path) -> Signature:
     """Return a value that changes when the file changes; None if the file is missing or inaccessible.
 
-    Includes the change time (ctime), which, unlike the modification time, cannot be set.
+    It includes the change time (ctime), which programs cannot set, unlike the modification time.
     """
     try:
         seen = path.stat()

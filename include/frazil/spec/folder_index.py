@@ -18,11 +18,13 @@ from frazil.spec.load import stream_files
 from frazil.spec.yaml_file import read_mapping
 
 MAX_LISTING_AGE_S = 1.0
-"""Seconds for which one listing of a folder is reused; supervisors check every 2 s."""
+"""Maximum age in seconds at which the listing of a folder is reused. Supervisors check every 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
+    """The files of a folder at one time."""
+
     at_s: float
     files: Mapping[str, Path | None]
     """The file that declares each stream; None for a stream that several files declare."""
@@ -39,7 +41,7 @@ class FolderIndex:
     def only_file(self, folder: Path, stream: str) -> Path | None:
         """Return the file that declares the stream, according to the folder's last listing.
 
-        Returns None if no readable file or more than one declares it.
+        Returns None if no readable file declares it, or several files do.
         """
         with self._one_at_a_time:
             listing = self._listings.get(folder)
@@ -49,6 +51,7 @@ class FolderIndex:
 
 
 def _files(folder: Path) -> dict[str, Path | None]:
+    """Return the file that declares each stream; None for a stream that several files declare."""
     found: dict[str, Path | None] = {}
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
@@ -65,3 +68,4 @@ def _files(folder: Path) -> dict[str, Path | None]:
 
 
 FOLDERS = FolderIndex()
+"""The index that all supervisors of the process share."""

@@ -31,16 +31,16 @@ class Registry(Model):
     url: str = Field(min_length=1, description="The registry's address, `https://host:port`.")
     username: str | None = Field(default=None, description="User name for basic authentication.")
     password: str | None = Field(
-        default=None, description="Password for basic authentication: a reference, such as `${env:REGISTRY_PASSWORD}`."
+        default=None, description="Its password: a reference, such as `${env:REGISTRY_PASSWORD}`."
     )
     token: str | None = Field(default=None, description="Bearer token: a reference.")
     ca_file: str | None = Field(
         default=None,
-        description="A PEM file with the authority of the registry's certificate, on each host that reads records. "
-        "A relative path begins at the folder of the declaration.",
+        description="A PEM file with the registry's certificate authority, on each host that reads records. "
+        "A relative path starts at the declaration's folder.",
     )
-    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of a request.")
-    properties: Properties = Field(default_factory=dict, description="Additional headers of each request.")
+    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of each request.")
+    properties: Properties = Field(default_factory=dict, description="Additional request headers.")
 
     @field_validator("ca_file")
     @classmethod
@@ -53,14 +53,15 @@ class Registry(Model):
         if self.token is not None and self.username is not None:
             raise ValueError("has both a username and a token; keep one")
         if (self.username is None) != (self.password is None):
-            raise ValueError("has a username or a password without the other")
+            raise ValueError("has only one of username and password; declare both")
         return self
 
 
 MAX_SCHEMA_CHARACTERS = 2**20
+"""Maximum length of `schema-text`."""
 POSITION = "position"
-"""Value in `Envelope.metadata` for an event's position in the source's log, as a string. Positions of later events
-sort higher.
+"""Value in `Envelope.metadata` that stands for an event's position in the source's log. The position is a string; later
+positions sort higher.
 """
 
 
@@ -70,29 +71,28 @@ class Envelope(Model):
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
-        description="Columns that the envelope fills: with a field (`source.lsn`, `source.ts_ms`, "
-        "`transaction.id`, `ts_ms`, `op`), or with `position`, a text that grows along the "
-        "source's log, for `order-by`.",
+        description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, "
+        "`ts_ms`, `op`) or for `position`, a string that grows along the source's log, for "
+        "`order-by`.",
     )
     times: Literal["numbers", "iso"] = Field(
         default="numbers",
-        description="How `date` and `time` arrive: as numbers, Debezium's default, or as text "
+        description="Whether `date` and `time` are numbers, Debezium's default, or text "
         "(`time.precision.mode: isostring`). Timestamps are numbers if their column has a unit, "
         "else text.",
     )
     unavailable: str = Field(
         default="__debezium_unavailable_value",
         min_length=1,
-        description="The placeholder for a value that an update did not change: the row keeps its old value "
-        "(`unavailable.value.placeholder`).",
+        description="The placeholder for a value that an update did not change (`unavailable.value.placeholder`).",
     )
 
     transactions: str | None = Field(
         default=None,
         min_length=1,
-        description="The topic with the ends of transactions, `<topic.prefix>.transaction` "
-        "(`provide.transaction.metadata: true`). Each snapshot then has whole transactions. The stream "
-        "must have one topic of one partition, and `order-by`.",
+        description="The topic of transaction ends, `<topic.prefix>.transaction` "
+        "(`provide.transaction.metadata: true`). Each snapshot then contains complete transactions. The stream "
+        "needs `order-by`, and one topic with one partition.",
     )
 
     @model_validator(mode="before")
@@ -102,32 +102,29 @@ class Envelope(Model):
 
 
 class JsonFormat(Model):
-    """One JSON object per record, or several objects, one per line."""
+    """One JSON object per record, or one per line."""
 
     type: Literal["json"] = "json"
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="`confluent`: a zero byte and a schema id of four bytes come before the object, and are "
-        "skipped. The default with a `registry`.",
+        description="`confluent`: skip a zero byte and a four-byte schema id before the object. "
+        "The default with a `registry`.",
     )
     lines: bool = Field(
         default=False,
-        description="Each line of a record is an object, and becomes a row. `kafka_line` counts the rows of a record.",
+        description="Each line of a record is an object and becomes a row, numbered by `kafka_line`.",
     )
     unwrap: str | None = Field(
         default=None,
         min_length=1,
-        description="The field whose object has the columns, `payload` for Kafka Connect's `{schema, payload}`; "
-        "`outer.inner` for a field within a field. Write `\\.` for a dot within a name.",
+        description="The field whose object has the columns: `payload` for Kafka Connect's `{schema, payload}`, "
+        "or `outer.inner`. Write `\\.` for a dot in a name.",
     )
     registry: Registry | None = Field(
         default=None,
-        description="The registry where `frazil infer` finds the JSON Schema of each id. The writer does not use "
-        "the registry.",
+        description="The registry where `frazil infer` finds the JSON Schema of each id. The writer does not use it.",
     )
-    envelope: Envelope | None = Field(
-        default=None, description="`debezium`, or a mapping: records are change events of another database."
-    )
+    envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
 
     @field_validator("unwrap")
     @classmethod
@@ -138,6 +135,7 @@ class JsonFormat(Model):
 
     @model_validator(mode="after")
     def _check_unwrapped_once(self) -> Self:
+        """Raise ValueError for `unwrap` together with an envelope, which unwraps records too."""
         if self.unwrap is not None and self.envelope is not None:
             raise ValueError(
                 "has both unwrap and envelope; envelope already finds events in `payload`, so remove unwrap"
@@ -147,23 +145,24 @@ class JsonFormat(Model):
     @model_validator(mode="before")
     @classmethod
     def _set_framing(cls, value: object) -> object:
+        """Make `confluent` the default of `framing` if a registry is declared."""
         if isinstance(value, Mapping) and value.get("registry") is not None:
             return {"framing": "confluent", **value}
         return value
 
 
-_ONE_COLUMN = "The column that the value fills. By default the column that neither key nor header fills."
+_ONE_COLUMN = "The column that the value fills; by default the column without a key or header."
 
 
 class StringFormat(Model):
-    """The whole value is one text in UTF-8. It fills the only `string` column that neither key nor headers fill."""
+    """The whole value is UTF-8 text, for a `string` column."""
 
     type: Literal["string"] = "string"
     column: str = Field(default="", description=_ONE_COLUMN)
 
 
 class BytesFormat(Model):
-    """The whole value is stored as it is, in the only `binary` column that neither key nor headers fill."""
+    """The whole value is stored unchanged, in a `binary` column."""
 
     type: Literal["bytes"] = "bytes"
     column: str = Field(default="", description=_ONE_COLUMN)
@@ -175,24 +174,22 @@ class CsvFormat(Model):
     type: Literal["csv"] = "csv"
     columns: tuple[str, ...] = Field(
         default=(),
-        description="The columns of a line's fields, in order. The field of a name that is not a column is skipped. "
-        "By default the columns of the schema.",
+        description="The columns of a line's fields, in order; by default all columns. Fields of other names are "
+        "skipped.",
     )
     delimiter: str = Field(default=",", description="The ASCII character between two fields.")
     quote: str | None = Field(
         default='"',
-        description="The ASCII character around a field that contains a delimiter. Within such a field, write the "
-        "character twice. `null`: fields are not quoted.",
+        description="The ASCII character around a field that contains a delimiter; doubled within the field. "
+        "`null`: no quotes.",
     )
-    null: str = Field(
-        default="", description="An unquoted field with this text is null; by default, an empty field is null."
-    )
+    null: str = Field(default="", description="An unquoted field with this text is null.")
 
     @field_validator("delimiter", "quote")
     @classmethod
     def _check_character(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
-            raise ValueError("is not an ASCII character other than a letter, a digit or a line break")
+            raise ValueError("is not allowed; write one ASCII character that is not a letter, a digit or a line break")
         return value
 
     @field_validator("columns")
@@ -205,21 +202,23 @@ class CsvFormat(Model):
     @model_validator(mode="after")
     def _check_quote(self) -> Self:
         if self.delimiter == self.quote:
-            raise ValueError("has the same character as delimiter and as quote")
+            raise ValueError("uses the same character as delimiter and as quote; choose different characters")
         return self
 
 
 class _SchemaFormat(Model):
-    registry: Registry | None = Field(default=None, description="The registry with the schema of each record's id.")
+    """Base class of formats with a schema, which comes from a registry, a file or the declaration."""
+
+    registry: Registry | None = Field(default=None, description="The registry with the schemas of the ids in records.")
     schema_file: str | None = Field(
         default=None,
-        description="A file with the schema of all records; the records then have no schema id. A relative path "
-        "begins at the folder of the declaration.",
+        description="A file with the schema of all records, which then have no schema id. A relative path "
+        "starts at the declaration's folder.",
     )
     schema_text: str | None = Field(
         default=None,
         max_length=MAX_SCHEMA_CHARACTERS,
-        description="The same as `schema-file`, but with the schema's text as the value.",
+        description="The schema's text, instead of `schema-file`.",
     )
     _folder: Path = PrivateAttr(default=Path())
     """The folder of the file that declares the format; the working directory if no file does."""
@@ -239,7 +238,7 @@ class _SchemaFormat(Model):
     def _check_one_schema(self) -> Self:
         given = [of for of in (self.registry, self.schema_file, self.schema_text) if of is not None]
         if len(given) != 1:
-            raise ValueError("needs one of registry, schema-file and schema-text")
+            raise ValueError("needs exactly one of registry, schema-file and schema-text")
         return self
 
 
@@ -247,44 +246,45 @@ class AvroFormat(_SchemaFormat):
     """A record in Avro's binary encoding."""
 
     type: Literal["avro"] = "avro"
-    envelope: Envelope | None = Field(
-        default=None, description="`debezium`, or a mapping: records are change events of another database."
-    )
+    envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
 
 
 class ProtobufFormat(_SchemaFormat):
-    """A Protobuf message. A declared schema is a .proto file, or a compiled descriptor (in base64 as text)."""
+    """A Protobuf message. A schema is a .proto file or a compiled descriptor, which is base64 in `schema-text`."""
 
     type: Literal["protobuf"] = "protobuf"
     message: str | None = Field(
         default=None,
-        description="The full name of the message, if a declared schema has several messages. With a registry, each "
+        description="The message's full name, if a declared schema has several messages. With a registry, each "
         "record names its message.",
     )
     framing: Literal["none", "confluent"] = Field(
         default="none",
-        description="With a declared schema: `confluent` if each message still has a zero byte, a schema id and "
-        "message indexes before it, which are skipped.",
+        description="With a declared schema: `confluent` skips the zero byte, schema id and message indexes "
+        "before each message.",
     )
 
     @model_validator(mode="after")
     def _check_message(self) -> Self:
         if self.registry is not None and (self.message is not None or self.framing != "none"):
-            raise ValueError("has message or framing, but with a registry each record names its message; remove it")
+            raise ValueError(
+                "has message or framing, but with a registry each record names its message; remove message and framing"
+            )
         return self
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:
-    """Return the envelope around records of this format; None if they have no envelope."""
+    """Return the envelope that the format declares; None if it declares none."""
     return value.envelope if isinstance(value, JsonFormat | AvroFormat) else None
 
 
 def registry_of(value: ValueFormat) -> Registry | None:
-    """Return the schema registry that is declared for this format; None if it has no registry."""
+    """Return the schema registry that the format declares; None if it declares none."""
     return getattr(value, "registry", None)
 
 
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
+"""The model of any format."""
 
 FORMATS: Mapping[str, type[Model]] = {
     "json": JsonFormat,
@@ -294,7 +294,7 @@ FORMATS: Mapping[str, type[Model]] = {
     "avro": AvroFormat,
     "protobuf": ProtobufFormat,
 }
-"""Models of the formats, by their `type` in YAML."""
+"""The model of each format, by its `type` in YAML."""
 
 
 def _with_type(value: object) -> object:
@@ -302,6 +302,7 @@ def _with_type(value: object) -> object:
 
 
 def _to_short_form(value: ValueFormat) -> object:
+    """Return the format's name if all settings have their defaults; otherwise a mapping."""
     declared = value.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(value, JsonFormat) and value.registry is not None:
         declared["framing"] = value.framing  # whose default then differs
@@ -315,12 +316,13 @@ Format = Annotated[
     PlainSerializer(_to_short_form, when_used="json"),
     YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
 ]
+"""A format as a field of a declaration; also accepts a format's name."""
 
 _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
 def plain_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format as in YAML: its name, or a mapping of the settings that differ from the defaults."""
+    """Return the format as written in YAML: its name, or a mapping of the settings that differ from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
@@ -328,8 +330,8 @@ def plain_format(value: ValueFormat) -> str | dict[str, Any]:
 def carried_format(value: ValueFormat) -> str | dict[str, Any]:
     """Return the format for use on another host, in the form of `plain_format`.
 
-    A schema file is replaced by its text. A registry that reading does not need is omitted. Raises SpecError if the
-    schema file cannot be read.
+    A schema file is replaced by its text. A registry that is not needed to read records is omitted. Raises SpecError if
+    the schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
         return plain_format(value.model_copy(update={"registry": None}))
@@ -339,7 +341,7 @@ def carried_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def schema_of(value: AvroFormat | ProtobufFormat) -> str:
-    """Return the text of the declared schema, in base64 if its file is a descriptor.
+    """Return the text of the declared schema; a compiled descriptor is in base64.
 
     Raises SpecError if it cannot be read.
     """
@@ -366,12 +368,12 @@ class Key(Model):
     column: str = Field(description="A column of the schema, `string` or `binary`.")
     format: Literal["string", "bytes"] = Field(
         default="string",
-        description="`string`: UTF-8 text, for a `string` column; `bytes`: any bytes, for a `binary` column.",
+        description="`string`: UTF-8 text, in a `string` column. `bytes`: any bytes, in a `binary` column.",
     )
 
 
 class Header(Model):
-    """A column that stores a header of the record; if a record has several headers of that name, the last one."""
+    """A column that stores a header of the record: the last one, if several have that name."""
 
     name: str = Field(min_length=1, description="The header's name in Kafka.")
-    column: str = Field(description="A column of the schema: `string` for a header in UTF-8, or `binary`.")
+    column: str = Field(description="A column of the schema, `string` (UTF-8) or `binary`.")

@@ -1,4 +1,6 @@
-"""Former names of columns: the table property that stores them, and the names that columns may have in rows. Pure."""
+"""Former names of a table's columns: the table property that stores them, and the names that columns may have in rows.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,16 @@ from pyiceberg.schema import Schema
 from frazil.errors import SchemaIncompatible
 
 PROPERTY = "frazil.former-columns"
-"""JSON: the field id of the renamed column by its former name; null for a dropped column."""
+"""A JSON mapping of each former name to the field id of its renamed column; null for a dropped column."""
 
 Former = Mapping[str, int | None]
+"""Field ids by former name; None for a dropped column."""
 
 
 def former_columns(properties: Mapping[str, str]) -> Former:
-    """Parse the property with the former names.
+    """Parse the table property with the former names.
 
-    Raises SchemaIncompatible for an invalid property, which only a manual edit can cause.
+    Raises SchemaIncompatible if the property is invalid. Only a manual edit can cause that.
     """
     text = properties.get(PROPERTY, "{}")
     try:
@@ -38,7 +41,7 @@ def current_name(existing: Schema, field_id: int | None) -> str | None:
 
 
 def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
-    """Return the other names that each column of a routed table may have in rows of the main table.
+    """Return the other names that each column of a routed table may have in rows written for the main table.
 
     Columns without other names are omitted.
     """

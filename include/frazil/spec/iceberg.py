@@ -65,6 +65,7 @@ _PRIMITIVES: dict[str, type[Any]] = {
     "decimal": DecimalType,
     "fixed": FixedType,
 }
+"""PyIceberg's class of each primitive type."""
 _TRANSFORMS: dict[str, type[Any]] = {
     "identity": IdentityTransform,
     "bucket": BucketTransform,
@@ -75,12 +76,14 @@ _TRANSFORMS: dict[str, type[Any]] = {
     "hour": HourTransform,
     "void": VoidTransform,
 }
+"""PyIceberg's class of each transform."""
 _COORDINATE_DOCS = {
     "kafka_topic": "Topic of the Kafka record",
     "kafka_partition": "Partition of the Kafka record",
     "kafka_offset": "Offset of the Kafka record",
     "kafka_timestamp": "Timestamp of the Kafka record",
 }
+"""Documentation of the coordinates in new tables."""
 
 
 class _FieldIds:
@@ -90,6 +93,7 @@ class _FieldIds:
         self._ids = count(1)
 
     def convert(self, declared: types.Type) -> IcebergType:
+        """Convert a declared type to Iceberg's type, with new field ids."""
         if isinstance(declared, types.Primitive):
             primitive: IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
             return primitive
@@ -102,6 +106,7 @@ class _FieldIds:
         return MapType(key_id, self.convert(declared.key), value_id, self.convert(declared.value), value_required=False)
 
     def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[NestedField]:
+        """Convert declared fields (name, type, required, doc) to Iceberg's fields, with new field ids."""
         ids = [next(self._ids) for _ in declared]
         return [
             NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
@@ -120,23 +125,23 @@ def schema(spec: StreamSpec) -> Schema:
             (name, kind, name in REQUIRED_COORDINATES, _COORDINATE_DOCS[name]) for name, kind in COORDINATES.items()
         ]
         if spec.has_lines:
-            declared.append((LINE, types.Primitive("int"), False, "Row of the Kafka record, from 0"))
+            declared.append((LINE, types.Primitive("int"), False, "Number of the row within its Kafka record, from 0"))
     fields = _FieldIds().fields(declared)
     key = [field.field_id for field in fields if field.name in spec.key]
     return Schema(*fields, schema_id=0, identifier_field_ids=key)
 
 
 def records_schema(spec: StreamSpec) -> Schema:
-    """Return the schema of the stream's records. Field ids start at 1."""
+    """Return the schema of the stream's records before any transform. Field ids start at 1."""
     return Schema(
         *_FieldIds().fields([(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.record_columns])
     )
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with field ids of the schema `of`.
+    """Return the declared partitioning, with the field ids of the schema `of`.
 
-    Partition fields are named as Spark names them.
+    Partition fields have the names that Spark gives them.
     """
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
@@ -152,7 +157,9 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with field ids of the schema `of`. By default the unsorted order (id 0)."""
+    """Return the declared sort order, with the field ids of the schema `of`. Without a declaration, it is the unsorted
+    order (id 0).
+    """
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
@@ -177,15 +184,21 @@ DEAD_LETTER_SCHEMA = Schema(
     NestedField(2, "kafka_partition", IntegerType(), required=True, doc="Partition of the record"),
     NestedField(3, "kafka_offset", LongType(), required=True, doc="Offset of the record"),
     NestedField(
-        4, "topic_id", StringType(), required=False, doc="Kafka's id of the topic: it tells re-creations apart"
+        4,
+        "topic_id",
+        StringType(),
+        required=False,
+        doc="Kafka's id of the topic, which changes if the topic is recreated",
     ),
     NestedField(5, "kafka_timestamp", TimestamptzType(), required=False, doc="Timestamp of the record"),
-    NestedField(6, "key", BinaryType(), required=False, doc="The key's bytes as they came"),
-    NestedField(7, "value", BinaryType(), required=False, doc="The value's bytes as they came"),
-    NestedField(8, "error_class", StringType(), required=True, doc="Why it could not be decoded, for counting"),
-    NestedField(9, "error", StringType(), required=True, doc="Why it could not be decoded, for reading"),
-    NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil set it aside"),
-    NestedField(11, "stream", StringType(), required=False, doc="Stream that rejected it: several may share the table"),
+    NestedField(6, "key", BinaryType(), required=False, doc="The key's bytes, unchanged"),
+    NestedField(7, "value", BinaryType(), required=False, doc="The value's bytes, unchanged"),
+    NestedField(8, "error_class", StringType(), required=True, doc="Class of the error, to count by"),
+    NestedField(9, "error", StringType(), required=True, doc="Message of the error"),
+    NestedField(10, "rejected_at", TimestamptzType(), required=True, doc="When frazil rejected the record"),
+    NestedField(
+        11, "stream", StringType(), required=False, doc="Stream that rejected the record; several may share the table"
+    ),
     NestedField(
         12,
         "headers",
@@ -200,21 +213,23 @@ DEAD_LETTER_SCHEMA = Schema(
         required=False,
         doc="The headers in their order; null if the record has none",
     ),
-    NestedField(13, "replays", IntegerType(), required=False, doc="How often it was decoded again, in vain"),
-    NestedField(14, "discarded_at", TimestamptzType(), required=False, doc="When a person discarded it"),
+    NestedField(13, "replays", IntegerType(), required=False, doc="Number of replays that failed"),
+    NestedField(14, "discarded_at", TimestamptzType(), required=False, doc="When an operator discarded it"),
     NestedField(15, "discarded_by", StringType(), required=False, doc="Who discarded it"),
     NestedField(16, "discard_reason", StringType(), required=False, doc="Why it was discarded"),
     schema_id=0,
 )
+"""Schema of dead-letter tables."""
 
 DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
     PartitionField(source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=DayTransform(), name="rejected_at_day"),
     spec_id=0,
 )
+"""Partitioning of dead-letter tables: by day of rejection."""
 
 
 def type_text(kind: IcebergType) -> str:
-    """Format a type as it is written in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
+    """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
     match kind:
         case StructType():
             fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
@@ -227,6 +242,6 @@ def type_text(kind: IcebergType) -> str:
 
 
 def declaration(field: NestedField) -> str:
-    """Format a column as it is written under `schema` in YAML. The text is valid in a block and within braces. Pure."""
+    """Format a column as an entry of `schema` in YAML. The text is valid in block style and within braces. Pure."""
     text = type_text(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

@@ -1,4 +1,4 @@
-"""Problems between the parts of a declared stream, and the error that reports them."""
+"""Problems in how the parts of a declared stream fit together, and the error that reports them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Problem:
 
 
 class InconsistentError(ValueError):
-    """Conflicts found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
+    """Problems found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
 
     def __init__(self, found: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
@@ -28,6 +28,6 @@ class InconsistentError(ValueError):
 
 
 def did_you_mean(name: str, known: Mapping[str, object]) -> str:
-    """Return the end of a message about an unknown name: the most similar known name, or all known names."""
+    """Return the end of a message about an unknown name: it suggests the most similar known name, or lists all."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -1,4 +1,4 @@
-"""Generates the JSON Schema of a stream's file, for completion and checks in editors.
+"""Generates the JSON Schema of a stream's file, with which editors complete and check it.
 
 Most of the schema comes from the models. The short forms that the models also accept are added here. `python -m
 frazil.spec.json_schema > include/streams/stream.schema.json` updates the exported file.
@@ -20,7 +20,7 @@ _Schema = dict[str, Any]
 
 
 def stream_schema() -> _Schema:
-    """Return the JSON Schema (draft 2020-12) of one stream's YAML, including short forms."""
+    """Return the JSON Schema (draft 2020-12) of a stream's YAML file, including short forms."""
     schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_AsWritten)
     definitions = schema["$defs"]
     _allow_short(definitions, "Table", "`namespace.table`, such as demo.flights")
@@ -47,7 +47,7 @@ def stream_schema() -> _Schema:
 
 
 class _AsWritten(GenerateJsonSchema):
-    """Writes default durations in the form of a declaration, not as ISO 8601."""
+    """Generates JSON Schemas whose default durations are written as in a declaration (`60s`), not in ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
@@ -59,6 +59,7 @@ def render() -> str:
 
 
 def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> None:
+    """Let a definition also accept a string; `meaning` describes the string."""
     definitions[name] = {"anyOf": [{"type": "string", "description": meaning}, definitions[name]]}
 
 
@@ -80,7 +81,7 @@ def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
 
 
 def _columns(declared: _Schema, column: _Schema) -> _Schema:
-    """Return the schema of a mapping from column names to types. A column may also be a mapping, without the name."""
+    """Return the schema of a mapping from column names to types, or to mappings with `type`."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}
     short_form = {"type": "string", "description": "type, or: type not null", "examples": ["string", "long not null"]}

@@ -1,14 +1,14 @@
 """Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
 
-<home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
+<home>/declared/<folder>-<hash>/<file>.json the last valid declaration of a file
 
-Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when
-it starts. A process that reads a broken file uses the file's last valid declaration instead. Processes may do this
+Every process that reads a folder records the valid declarations in it, and a writer records its own declaration when it
+starts. A process that reads a broken file uses the file's last valid declaration instead. Several processes can do this
 concurrently: a record is replaced atomically, and only if it has changed.
 
-A missing file is not a broken file. Its record is used for a short time, because an editor may be replacing the file,
-or a volume may be mounted late. After that, the record is deleted. The same applies to the old name of a stream whose
-file now declares a different name; the record of the old name is `<file>~<name>.json`.
+A missing file's record is used for a short time, because an editor may be replacing the file, or a volume may be
+mounted late. Then the record is deleted. The same applies to a stream's old name after its file declares a new one. The
+record of the old name is `<file>~<name>.json`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
+"""Version of the record files' format."""
 MOMENT_MS = 60_000
-"""Milliseconds for which a single file may be missing before it counts as removed."""
+"""Milliseconds for which one of several files may be missing before it counts as removed."""
 EMPTY_MS = 600_000
-"""Milliseconds for which all files of a folder may be missing before they count as removed: a missing folder looks like
-an unmounted volume.
+"""Milliseconds for which all files of a folder may be missing before they count as removed. This is longer, because the
+folder of an unmounted volume also looks empty.
 """
 ENDING_MS = 900_000
-"""Milliseconds for which a removed file is still reported, so that its DAG can end running processes."""
+"""Milliseconds for which a removed file is still reported, so that its DAG can stop running processes."""
 
 
 class Named(Protocol):
+    """A declaration with a name."""
+
     @property
     def name(self) -> str: ...
 
@@ -54,7 +57,7 @@ T = TypeVar("T", bound=Named)
 
 @dataclass(frozen=True, slots=True)
 class FileKind(Generic[T]):
-    """The kind of declarations in a folder, with the functions that read them."""
+    """The functions that read one kind of declaration."""
 
     load: Callable[[Path], T]
     """Load a declaration from its file. Raises SpecError."""
@@ -65,9 +68,10 @@ class FileKind(Generic[T]):
 
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
+"""How to read declared streams."""
 _kept: dict[Path, tuple[Named, Signature]] = {}
-"""Contents of record files by path. A content is valid while the file's signature is unchanged; folders are read every
-few seconds.
+"""The declaration and signature of record files by path, because folders are read every few seconds. A declaration is
+current while the signature is unchanged.
 """
 
 
@@ -79,15 +83,16 @@ class Found(Generic[T]):
     spec: T | None
     """The current declaration if it is valid, otherwise the last valid one; None if it was never valid."""
     problem: str | None = None
-    """Why `spec` differs from the file's content; None if it is current."""
+    """Why `spec` is not the file's current content; None if it is."""
     removed: bool = False
     """Whether the file has been missing for so long that it counts as removed."""
     missing: bool = False
-    """Whether the file has been missing briefly, while other files of its folder exist."""
+    """Whether the file has been missing only briefly, while other files of its folder exist."""
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
-    """Return all files of a folder, sorted by path, including broken files and recorded files that are missing.
+    """Return all declared files of a folder, sorted by path, including broken files and missing files that have a
+    record.
 
     Records valid declarations, and deletes the records of files that were removed long ago.
     """
@@ -107,6 +112,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found
 
 
 def _read(path: Path, kind: FileKind[T], memory: Memory) -> Found[T]:
+    """Load a file and record its declaration. For a broken file, return the recorded declaration and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
@@ -116,28 +122,29 @@ def _read(path: Path, kind: FileKind[T], memory: Memory) -> Found[T]:
 
 
 def _find_missing(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -> Iterator[Found[T]]:
+    """Yield a missing file with its last valid declaration, or delete its record if it was removed long ago."""
     since_ms = memory.missing_since(path, now_ms=now_ms)
     if now_ms - since_ms >= moment_ms + ENDING_MS:
         memory.forget(path)
         return
     removed = now_ms - since_ms >= moment_ms
-    state = "was removed" if removed else f"is gone; it counts as removed after {moment_ms // 1000} s"
+    state = "was removed" if removed else f"is missing; it counts as removed after {moment_ms // 1000} s"
     file = str(path).removesuffix(f"~{spec.name}")
     yield Found(path, spec, f"{file}: {spec.name} {state}", removed, not removed and moment_ms == MOMENT_MS)
 
 
 def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
-    """Return the last valid declaration with this name in a folder; None if none is recorded."""
+    """Return the recorded declaration with this name in a folder; None if none is recorded."""
     memory = Memory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return one stream of a folder, and the problem of its file; None if the file is valid.
+    """Return a stream of a folder, and the problem of its file; None if the file is valid.
 
-    If the file is broken, the stream is its last valid declaration. A valid declaration is recorded. Raises SpecError
-    if no valid declaration was ever recorded.
+    A valid declaration is recorded. For a broken file, the stream is the last valid declaration. Raises SpecError if
+    none was recorded.
     """
     try:
         return find_and_remember(folder, name), None
@@ -148,7 +155,7 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
 
 
 def find_and_remember(folder: Path, name: str) -> StreamSpec:
-    """Return one stream of a folder, and record it in case its file breaks later.
+    """Return a stream of a folder, and record its declaration for the case that its file breaks later.
 
     Raises SpecError like `find_stream`.
     """
@@ -161,8 +168,8 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return all streams of a folder, sorted by name, and the problems of broken files.
 
-    A broken file is represented by its last valid declaration. Valid declarations are recorded. Raises SpecError if the
-    folder has neither streams nor problems.
+    For a broken file, the stream is its last valid declaration. Valid declarations are recorded. Raises SpecError if
+    the folder has neither streams nor problems.
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
@@ -172,7 +179,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
 
 
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
-    """Return why a folder cannot be listed (None if it can), and its files."""
+    """Return why a folder cannot be listed (None if it can), and its declared files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in stream_files(folder)]
@@ -181,12 +188,13 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
 
 
 def _is_record(name: str) -> bool:
+    """Return whether a file name is that of a record, not of a temporary file."""
     return name.endswith(".json") and not name.startswith(".")
 
 
 class Memory:
-    """The remembered declarations of one folder. A record that cannot be read or written counts as missing, with a
-    warning.
+    """The recorded declarations of one folder. If a record cannot be read or written, a warning is logged, and it
+    counts as missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,7 +204,7 @@ class Memory:
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:
-        """Return the paths of the files whose declarations are recorded."""
+        """Return the paths of the declared files that have a record."""
         try:
             records = os.listdir(self._records)  # noqa: PTH208 - Path.glob() raises for a home without read permission
         except FileNotFoundError:
@@ -207,7 +215,7 @@ class Memory:
         return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
-        """Record a valid declaration. Raises SpecError if the file has changed since it was loaded, and is now
+        """Record a valid declaration. Raises SpecError if the file has changed since it was loaded and is now
         broken.
         """
         target = self._record(path)
@@ -227,13 +235,14 @@ class Memory:
         _kept[target] = spec, signature(target)
 
     def recall(self, path: Path, kind: FileKind[T]) -> T | None:
+        """Return the recorded declaration of a file; None if none is recorded, or if it is invalid in this version."""
         try:
             return kind.validate(self._read(path)["declared"], path)
         except (SpecError, KeyError):  # none, or from another version
             return None
 
     def missing_since(self, path: Path, *, now_ms: int) -> int:
-        """Return the time since which a recorded file has been missing (ms since 1970).
+        """Return since when a recorded file has been missing (ms since 1970).
 
         The first call for a missing file records the current time.
         """
@@ -245,15 +254,19 @@ class Memory:
         return now_ms
 
     def forget(self, path: Path) -> None:
+        """Delete the record of a file."""
         try:
             self._record(path).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the last declaration of %s, which is missing, cannot be removed: %s", path, error)
+            log.warning(
+                "the record of the last valid declaration of %s, a missing file, cannot be deleted: %s", path, error
+            )
 
     def _record(self, path: Path) -> Path:
         return self._records / f"{path.name}.json"
 
     def _read(self, path: Path) -> dict[str, Any]:
+        """Return the record of a file; empty if it is missing, unreadable, or from a version with another format."""
         try:
             record = json.loads(self._record(path).read_text())
         except FileNotFoundError:
@@ -265,6 +278,7 @@ class Memory:
         return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
+        """Replace the record of a file atomically. Logs a warning if this fails."""
         target = self._record(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
@@ -274,4 +288,4 @@ class Memory:
         except (OSError, ValueError, TypeError) as error:
             with suppress(OSError):
                 temporary.unlink()
-            log.warning("the declaration of %s cannot be remembered: %s", path, error)
+            log.warning("the declaration of %s cannot be recorded: %s", path, error)

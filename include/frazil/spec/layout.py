@@ -14,8 +14,11 @@ from typing import Literal
 from frazil.spec.types import Primitive, Type
 
 TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
+"""Transforms of a time to a number of years, months, days or hours."""
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
+"""All transforms of Iceberg that a term can use."""
 ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
+"""The allowed forms of a partition term, for messages."""
 
 MAX_WIDTH = 2**31 - 1
 """Largest width or bucket count: Iceberg's Java library stores them as `int`."""
@@ -30,11 +33,13 @@ _FITS = {
     "day": _TIMES | {"date"},
     "hour": _TIMES,
 }
+"""Types to which each transform can be applied. Other transforms can be applied to all primitive types."""
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
+"""Matches a column, or a transform of a column with an optional width."""
 _PART = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
-"""Pattern of a term that ends with part of a direction. A column may have such a name: `desc`."""
+"""Matches a term that ends with an incomplete direction. A name alone, such as `desc`, may be a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,9 @@ class Term:
 
     @property
     def field_name(self) -> str:
-        """The partition field's name, such as ts_day, as Iceberg's Java `PartitionSpec.Builder` chooses it."""
+        """The partition field's name, such as `ts_day`: the name that Iceberg's Java `PartitionSpec.Builder`
+        chooses.
+        """
         suffix = {"identity": "", "truncate": "_trunc", "void": "_null"}.get(self.transform, f"_{self.transform}")
         return f"{self.column}{suffix}"
 
@@ -59,7 +66,9 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SortTerm:
-    """One term of a sort order. By Iceberg's default, nulls come first in ascending and last in descending order."""
+    """One term of a sort order. Iceberg's default is nulls first in ascending order, and nulls last in descending
+    order.
+    """
 
     term: Term
     direction: Literal["asc", "desc"]
@@ -118,10 +127,11 @@ def fitting_types(transform: str) -> str:
 
 
 def _width(transform: str, text: str | None) -> int | None:
+    """Return the number of a `bucket` or `truncate` term; None for other transforms. Raises ValueError."""
     if transform not in {"bucket", "truncate"}:
         if text is not None:
-            raise ValueError(f"gives {transform} a number; write {transform}(column)")
+            raise ValueError(f"has a number, which {transform} does not take; write {transform}(column)")
         return None
     if text is None or not text.isdecimal() or len(text) > len(str(MAX_WIDTH)) or not 0 < int(text) <= MAX_WIDTH:
-        raise ValueError(f"needs an integer above 0, and at most {MAX_WIDTH}: {transform}(16, column)")
+        raise ValueError(f"needs an integer above 0 and at most {MAX_WIDTH}, such as {transform}(16, column)")
     return int(text)

@@ -1,4 +1,4 @@
-"""Rules about a table's columns together with its partitioning and sort order."""
+"""Rules that relate a table's columns to its partitioning and sort order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Columns = Mapping[str, Type | None]
 
 
 def partitioning(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of partition terms: those that their column's type does not allow, and conflicting pairs."""
+    """Yield the problems of partition terms: columns of unsuitable types, and terms that conflict."""
     columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _term(f"partition-by.{index}", term, columns)
@@ -26,18 +26,20 @@ def partitioning(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def sorting(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of sort terms that their column's type does not allow."""
+    """Yield the problems of sort terms, such as columns of unsuitable types."""
     for index, text in enumerate(spec.sort_by):
         yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
 
 
 def _types(spec: StreamSpec) -> Columns:
+    """Return the types of all columns of the table, including coordinates."""
     declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
     lines = {LINE: Primitive("int")} if spec.has_lines else {}
     return declared | COORDINATES | lines if spec.coordinates else declared
 
 
 def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
+    """Yield the problem of a term whose column is missing or has an unsuitable type."""
     if columns.get(term.column.split(".")[0], Primitive("")) is None:
         return
     source = _source(term.column, columns)
@@ -49,17 +51,22 @@ def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
         yield Problem(
             key,
             str(term),
-            f"does not fit: {term.column} is {source}; {term.transform} takes {fitting_types(term.transform)}",
+            f"does not fit: {term.column} is {source}, but {term.transform} takes {fitting_types(term.transform)}",
         )
 
 
 def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
-    """Yield the problem of a partition field that Iceberg or Spark refuses because of other fields or its type."""
+    """Yield the problem of a partition field that Iceberg or Spark refuses, or that repeats another term's time.
+
+    `before` has the terms that precede it.
+    """
     other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
     if other is not None:
-        yield Problem(key, str(term), f"makes the partition field {term.field_name}, and so does {other}; keep one")
+        yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
-        yield Problem(key, str(term), f"makes the partition field {term.field_name}, which is a column; rename it")
+        yield Problem(
+            key, str(term), f"creates the partition field {term.field_name}, which is also a column; rename the column"
+        )
     elif term.transform == "identity" and isinstance(source, Primitive) and source.name == "fixed":
         yield Problem(
             key,
@@ -76,7 +83,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
 def _source(path: str, columns: Columns) -> Type | None:
     """Return the type at a dotted path; None if the path does not exist.
 
-    As in Iceberg, the path may only lead through structs.
+    As in Iceberg, a path may only go through structs.
     """
     first, *rest = path.split(".")
     found = columns.get(first)

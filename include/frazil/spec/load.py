@@ -22,12 +22,13 @@ from frazil.spec.routed_stream import feeding, with_windows
 from frazil.spec.yaml_file import read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
+"""File with settings for all streams of its folder."""
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """Load the stream that one file declares, with defaults from `_defaults.yaml` in the same folder.
+    """Load the stream that a file declares, with defaults from `_defaults.yaml` in the same folder.
 
-    Raises SpecError with the file's name and, for every problem, the key, the value and the allowed values.
+    Raises SpecError, which lists for every problem the file, the key, the value and the allowed values.
     """
     return _STREAMS.get(path)
 
@@ -46,7 +47,7 @@ def read_stream(path: Path) -> dict[str, Any]:
 
 
 def read_defaults(folder: Path) -> Mapping[str, Any]:
-    """Return the settings that all streams of a folder share, without validation.
+    """Return the settings in a folder's `_defaults.yaml`, without validation; an empty mapping if the file is missing.
 
     Raises SpecError if the file cannot be read.
     """
@@ -63,7 +64,9 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
 
 
 def _file_of(key: str, path: Path) -> Path:
-    """Return the file that sets a key: `_defaults.yaml` if only that file has the key, else the stream's own file."""
+    """Return the file that sets a key: `_defaults.yaml` if only that file has the key, otherwise the stream's own
+    file.
+    """
     with suppress(SpecError):
         if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
@@ -71,7 +74,7 @@ def _file_of(key: str, path: Path) -> Path:
 
 
 def _has(declared: Mapping[str, Any], key: str) -> bool:
-    """Return whether a dotted key, or the list that it is an element of, is declared. Names may contain dots."""
+    """Return whether a dotted key is declared, or the list that it is an element of. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):
@@ -84,12 +87,14 @@ def _has(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Return all streams of a folder, sorted by name. Files whose names begin with an underscore are not streams.
+    """Return all streams of a folder by name, sorted. Files whose names begin with an underscore or a dot are skipped.
 
     Raises SpecError with the problems of all files and the conflicts between streams.
     """
     if not folder.is_dir():
-        raise SpecError(f"{folder} is not a folder; name the folder of declared streams by --streams or FRAZIL_STREAMS")
+        raise SpecError(
+            f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"
+        )
     loaded: dict[Path, StreamSpec] = {}
     failures: list[str] = []
     for path in stream_files(folder):
@@ -122,11 +127,11 @@ def valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
 
 def no_stream(folder: Path) -> SpecError:
     """Return the error for a folder without declared streams."""
-    return SpecError(f"{folder} declares no stream; name the folder by --streams or FRAZIL_STREAMS")
+    return SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Return one stream of a folder by its name. Other files of the folder may be broken.
+    """Load one stream of a folder by its name. Other files of the folder may be broken.
 
     Raises SpecError with the known names if no file declares the stream, or with the problems of its file.
     """
@@ -134,9 +139,9 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 
 
 def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
-    """Check that the stream's dead-letter table and routed tables are not tables of another stream.
+    """Check that no other stream owns the stream's dead-letter table or routed tables.
 
-    Other files may be broken. Raises SpecError. `frazil validate` checks this too, but may not have been run.
+    Raises SpecError. Broken files are ignored. `frazil validate` checks this too, but may not have been run.
     """
     if spec.route is None and spec.dead_letters.table is None:
         return
@@ -150,7 +155,7 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Return the file that declares a stream, even if the declaration is not valid.
+    """Return the path of the file that declares a stream, even if the declaration is not valid.
 
     Raises SpecError with the known names if no file declares the stream.
     """
@@ -168,7 +173,7 @@ def find_file(folder: Path, name: str) -> Path:
     if name in known:
         return known[name]
     if shared := sorted(stream for stream, path in known.items() if _application(path) == name):
-        raise SpecError(f"{name!r} is an application that streams share; name one of its streams: {', '.join(shared)}")
+        raise SpecError(f"{name!r} is an application, not a stream; use one of its streams: {', '.join(shared)}")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
@@ -183,10 +188,11 @@ def _application(path: Path) -> str | None:
 
 
 def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, sorted by name. For a routed table, returns them as `seen_by` does.
+    """Return the streams that write to a table, sorted by name. A stream that routes to the table is returned as
+    `seen_by` returns it.
 
     Raises SpecError with the known tables if no stream writes to the table. Also raises SpecError if a broken file
-    mentions the table, because its streams are then unknown.
+    mentions the table, because the file's stream is unknown.
     """
     valid: list[StreamSpec] = []
     failures: list[str] = []
@@ -200,19 +206,19 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     found = feeding(valid, table)
     if not found:
         known = sorted({each.table.identifier for spec in valid for each in with_windows(spec)})
-        message = f"no stream in {folder} feeds the table {table!r}; known tables: {', '.join(known) or 'none'}"
+        message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
     return tuple(found)
 
 
 def stream_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that declare streams, sorted by name."""
+    """Return the files of a folder that declare streams, sorted by path."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
     return sorted(path for path in files if not path.name.startswith(("_", ".")))
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively. Any other value in `above` replaces the value in `beneath`."""
+    """Merge two mappings recursively. Where both have a value that is not a mapping, the value in `above` is used."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)
@@ -221,3 +227,4 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 _STREAMS = FileCache(_load_stream, beside=(DEFAULTS_FILE,))
+"""Cache of the streams by file."""

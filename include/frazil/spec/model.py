@@ -43,22 +43,24 @@ from frazil.spec.values import (
 MAX_UPSERT_RECORDS = 1_000_000
 """Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
+"""Pattern of the names of streams and applications."""
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
 def _identifier(value: str) -> str:
+    """Return a table's identifier. Raises ValueError if it is not `namespace.table`."""
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
 
 
 class Table(Model):
-    """The table to which the stream writes, and the settings of a new table."""
+    """The stream's table, and settings for its creation."""
 
     identifier: str = Field(description="`namespace.table`; created at the first start if missing.")
-    catalog: str | None = Field(None, description="The name of a PyIceberg catalog; by default the default catalog.")
+    catalog: str | None = Field(None, description="The PyIceberg catalog; by default the default catalog.")
     location: str | None = Field(None, description="The location of a new table; by default the catalog decides.")
-    properties: Properties = Field(default_factory=dict, description="Iceberg table properties of a new table.")
+    properties: Properties = Field(default_factory=dict, description="Table properties of a new table.")
 
     @model_validator(mode="before")
     @classmethod
@@ -72,63 +74,60 @@ class Table(Model):
 
 
 class Commit(Model):
-    """When a batch is due: by its size, or by the age of its oldest uncommitted record, whichever comes first."""
+    """When a batch is due: by its size, or by the age of its oldest record, whichever comes first."""
 
     interval: PositiveDuration = Field(
         default=timedelta(seconds=60), description="The longest time that a record waits for its batch."
     )
-    size: Bytes = Field(default=128 * 2**20, description="The Parquet size at which a batch is due at once.")
+    size: Bytes = Field(default=128 * 2**20, description="A batch of this Parquet size is due immediately.")
     max_records: Records = Field(
         default=20_000_000,
-        description="The maximum number of records in one batch. For an upsert the default is a twentieth, because "
-        "tasks hold a batch's changes in memory.",
+        description="The maximum number of records in a batch. For `mode: upsert` the default is 1,000,000.",
     )
     throttle: Literal["off", "warn", "stretch"] = Field(
         default="warn",
-        description="If metadata grows faster than maintenance shrinks it: `warn` logs that; `stretch` also commits "
-        "less often, up to `max-interval`.",
+        description="If metadata grows faster than maintenance shrinks it: `warn` logs it; `stretch` also commits "
+        "less often.",
     )
     max_interval: PositiveDuration = Field(
         default=timedelta(minutes=10),
-        description="The longest interval to which `throttle: stretch` may stretch commits.",
+        description="The longest commit interval with `throttle: stretch`.",
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
-        description="`none`: readers see a row once it is committed. `watermark`: readers see each window whole or "
-        "not at all; open windows wait on the branch `frazil-open-<stream>`.",
+        description="`none`: rows become visible with their batch. `watermark`: each window becomes visible as a "
+        "whole; open windows wait on the branch `frazil-open-<stream>`.",
     )
 
     atomic: bool | tuple[str, ...] = Field(
         default=False,
-        description="Commit a batch's rows, in all tables of a route, and its dead letters in one step, if the "
-        "catalog supports it. A list of tables of `route.tables` limits the step to these tables, the "
-        "stream's table and dead letters.",
+        description="Commit a batch to all its tables atomically, if the catalog supports it. A list limits this "
+        "to tables of `route.tables`, the stream's table and its dead letters.",
     )
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest possible commit interval: `max-interval` if the interval may be stretched."""
+        """The longest possible commit interval: `max-interval` if throttling may stretch the interval."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
 class CircuitBreaker(Model):
-    """Ends the writer before it commits a batch with too large a share of dead letters."""
+    """Ends the writer before it commits a batch of mostly dead letters."""
 
     share: Percent = Field(
         default=50,
-        description="If more than this percentage of a batch's records would be dead letters, nothing "
-        "of the batch is committed.",
+        description="A batch with a larger percentage of dead letters is not committed.",
     )
     at_least: Count = Field(default=1000, description="A batch with fewer records is always committed.")
 
 
 class DeadLetters(Model):
-    """The table of records that cannot be decoded: `<table>_dead_letters`, or the table declared here."""
+    """The table of records that cannot become rows."""
 
     table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: CircuitBreaker | Literal["off"] = Field(
         default=CircuitBreaker(),
-        description="When the writer ends before it commits a batch of mostly dead letters; `off`: never.",
+        description="When too many dead letters end the writer. `off`: never.",
     )
 
     @field_validator("table")
@@ -138,7 +137,7 @@ class DeadLetters(Model):
 
 
 class Evolution(Model):
-    """Changes of records that the table follows automatically; the mode alone, or a mapping."""
+    """Changes in records that the table follows automatically: a mode, or a mapping."""
 
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
@@ -147,8 +146,7 @@ class Evolution(Model):
     )
     max_columns: Count = Field(
         default=500,
-        description="The maximum number of the table's columns, including nested fields. Further new fields are "
-        "ignored.",
+        description="The maximum number of columns, including nested fields. Further new fields are ignored.",
     )
 
     @model_validator(mode="before")
@@ -160,23 +158,23 @@ class Evolution(Model):
 class StreamSpec(Model):
     """One declared stream."""
 
-    name: str = Field(pattern=STREAM_NAME, description="Lower case letters, digits, `-` and `_`; never reused.")
+    name: str = Field(pattern=STREAM_NAME, description="Lower-case letters, digits, `-` and `_`; never reused.")
     description: str | None = Field(
         default=None,
         max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="A description of the stream for people; shown with its DAGs.",
+        description="Shown with the stream's DAGs.",
     )
     owner: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
-        description="The person or team responsible for the stream: the owner of its DAGs in Airflow.",
+        description="The responsible person or team: the owner of the stream's DAGs.",
     )
     application: str | None = Field(
         default=None,
         pattern=STREAM_NAME,
-        description="The writer application that the stream shares with all streams of the same `application`. By "
-        "default the stream has its own.",
+        description="The writer application, which streams with the same `application` share. By default the "
+        "stream has its own.",
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
@@ -187,36 +185,33 @@ class StreamSpec(Model):
     )
     cast: Literal["strict", "lenient"] = Field(
         default="strict",
-        description="`lenient`: for all columns of single values, as `cast` of a column.",
+        description="The default for `cast` of columns with primitive types.",
     )
     transform: str | None = Field(
         default=None,
         min_length=1,
-        description="One `SELECT … FROM records [WHERE …]` of DuckDB, which makes the columns of `schema` from the "
-        "fields of one record. `WHERE` drops records, and their number is kept.",
+        description="One DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema` from a "
+        "record's fields. Records that `WHERE` drops are counted.",
     )
     mode: Literal["append", "upsert"] = Field(
         default="append",
-        description="`append`: every record is a row. `upsert`: every record changes the row of its `key`; the "
-        "table has one row per key.",
+        description="`append`: each record adds a row. `upsert`: each record changes the row of its `key`.",
     )
-    dedupe: Dedupe | None = Field(
-        default=None, description="For `mode: append`: which rows are dropped as repeats of other rows."
-    )
+    dedupe: Dedupe | None = Field(default=None, description="For `mode: append`: which rows are dropped as repeats.")
     key: tuple[str, ...] = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
     order_by: str | None = Field(
         default=None,
-        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the "
-        "table's row is stale, and dropped. By default the last record in Kafka wins.",
+        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row "
+        "is dropped as stale. By default the last record in Kafka wins.",
     )
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
     merge: How = Field(
         default="auto",
-        description="For `mode: upsert`. `copy-on-write`: a changed file is rewritten. `merge-on-read`: a "
-        "position-delete file marks the old row. `auto`: `copy-on-write` once many rows of a file are "
-        "deleted, until then `merge-on-read`.",
+        description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` marks old rows in "
+        "position-delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
+        "`copy-on-write`.",
     )
     route: Route | None = Field(
         default=None, description="Which records go to which tables; `table` gets all other records."
@@ -224,16 +219,15 @@ class StreamSpec(Model):
     rest: str | None = Field(
         default=None,
         min_length=1,
-        description="A `string` column that keeps the fields that no other column takes, as one JSON object; null if "
-        "there are none.",
+        description="A `string` column that stores all fields without a column, as a JSON object.",
     )
     event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
     sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
     distribution: Literal["none", "hash", "auto"] = Field(
         default="none",
-        description="`none`: each task writes the records that it reads. `hash`: rows are shuffled by table "
-        "partition, for few files. `auto`: rows are shuffled while that saves many files.",
+        description="`none`: tasks write the records that they read. `hash`: rows are shuffled by table "
+        "partition, for fewer files. `auto`: as `hash` while that saves many files.",
     )
     commit: Commit = Field(default=Commit(), description="When a batch is due.")
     lateness: Duration = Field(
@@ -242,19 +236,19 @@ class StreamSpec(Model):
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
         default=None,
-        description="The windows to signal. By default `hour` or `day` if the table is partitioned so by event "
-        "time, else `none`.",
+        description="The windows to signal. Default: `hour` or `day` if event time partitions the table by it, "
+        "else `none`.",
     )
     complete_from: Moment | None = Field(
         default=None,
-        description="The first window to signal. By default the window that is open at the first check.",
+        description="The first window to signal; by default the one that is open at the first check.",
     )
     evolution: Evolution = Field(
         default=Evolution(), description="Which changes in records change the table's columns automatically."
     )
     coordinates: bool = Field(
         default=True,
-        description="Keep `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
+        description="Store `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
     )
     dead_letters: DeadLetters = Field(
         default=DeadLetters(), description="The table for records that cannot become rows."
@@ -300,7 +294,7 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        """The identifier of the stream's dead-letter table."""
+        """Identifier of the stream's dead-letter table."""
         return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
 
     @property
@@ -316,7 +310,7 @@ class StreamSpec(Model):
 
     @property
     def event_time_partitions(self) -> tuple[str, ...]:
-        """The transforms of the event time by which the table is partitioned."""
+        """Names of the transforms with which the table is partitioned by event time."""
         terms = [layout.parse_term(text) for text in self.partition_by]
         return tuple(term.transform for term in terms if term.column == self.event_time.column)
 
@@ -330,9 +324,9 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when a running writer must be restarted.
 
-        It covers everything on which a writer depends. Of the maintenance settings, it only covers the ones that
-        throttling uses, and only if they differ from the defaults. The stream's application, owner and description are
-        not covered.
+        It covers everything on which a writer depends. The maintenance settings that throttling uses are covered only
+        if they differ from the defaults. Other maintenance settings, application, owner and description are not
+        covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
@@ -341,7 +335,9 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the fingerprint omits, including unused keys that later versions added."""
+        """Return the keys that the fingerprint omits. They include keys of later versions that are not used, so that an
+        upgrade does not change the hash.
+        """
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
         columns = {
             index: unset
@@ -373,10 +369,11 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """Map a column's full name to how records encode its values, if the type alone does not determine that.
+        """How records encode the values of each column, by the column's full name. Columns whose type alone determines
+        this are omitted.
 
         The encoding is the unit of times that arrive as numbers, `json` for strings that store JSON text, or `rest` for
-        the column with all other fields. For a column with more settings it is a mapping: see
+        the column of other fields. For a column with more settings it is a mapping: see
         `frazil.ingest.formats.fields.Reading`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
@@ -396,7 +393,7 @@ class StreamSpec(Model):
 
     @property
     def value_format(self) -> ValueFormat:
-        """The format of values, including the names of the columns that the value fills."""
+        """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
         filled = tuple(column.name for column in self.record_columns if column.name not in self.beside_value)
         if isinstance(declared, StringFormat | BytesFormat):
@@ -407,16 +404,15 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """The columns that a record's value does not fill.
-
-        Maps each to the name of its header; None means the record's key.
+        """Columns that the record's value does not fill. Maps each column to the name of its header, or to None for the
+        record's key.
         """
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
 def _rejoin(terms: list[str]) -> list[str]:
-    """Join terms that YAML has split at a comma within parentheses, as in `[day(ts), bucket(16, id)]`."""
+    """Join terms that YAML has split at a comma in parentheses, as in `[day(ts), bucket(16, id)]`."""
     whole: list[str] = []
     for term in terms:
         if whole and whole[-1].count("(") > whole[-1].count(")"):
@@ -427,7 +423,7 @@ def _rejoin(terms: list[str]) -> list[str]:
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError with all terms that cannot be parsed."""
+    """Return the terms in canonical form. Raises InconsistentError with the terms that cannot be parsed."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

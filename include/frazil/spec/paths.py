@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 FieldPath = tuple[str | int, ...]
-"""Names of fields, and indexes in lists."""
+"""The steps to a field: names of fields, and indexes in lists."""
 
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
+"""Matches a name with its leading dot, or an index in brackets."""
 _FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
 
 
@@ -24,13 +25,13 @@ def parse_path(text: str) -> FieldPath:
     if not path or isinstance(path[0], int):
         raise ValueError(f"does not begin with a name; {_FORMS}")
     if any(isinstance(name, str) and (not name.strip() or set(name) & set('"\\') or min(name) < " ") for name in path):
-        raise ValueError("has a name that is blank, or with a quote, a backslash or a control character")
+        raise ValueError("has a name that is blank or contains a quote, a backslash or a control character")
     return tuple(path)
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Parse a path without indexes. Raises ValueError."""
+    """Parse a path without indexes. Raises ValueError for an index or a malformed path."""
     path = parse_path(text)
     if not all(isinstance(name, str) for name in path):
-        raise ValueError("has an index, and each part must be an object; write field, or outer.inner")
+        raise ValueError("has an index, but each part must be an object; write field, or outer.inner")
     return tuple(map(str, path))

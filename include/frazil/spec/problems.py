@@ -1,4 +1,7 @@
-"""Turns pydantic's errors into sentences for the author of the YAML: key, value, allowed values, and a suggestion."""
+"""Turns pydantic's errors into sentences for the author of the YAML file.
+
+A sentence has the key, the value, the allowed values, and a suggestion.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ MAX_PROBLEMS = 50
 """Maximum number of problems that are reported for one file."""
 
 _BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
+"""Matches text that ends with `@`, such as credentials in front of a host."""
 
 _STAND_INS: Mapping[str, Any] = {
     "name": "stand-in",
@@ -30,10 +34,10 @@ _STAND_INS: Mapping[str, Any] = {
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
-"""Placeholder values for the required parts of a stream, apart from its columns."""
+"""Valid placeholders for the required parts of a stream, except its columns."""
 
 MAX_LINE_CHARACTERS = 2000
-"""Maximum length of one problem's line, which may quote a value of any length."""
+"""Maximum length of the line that reports a problem; a quoted value may have any length."""
 _FORMAT = ("source", "format")
 
 _MEANINGS = {
@@ -55,8 +59,9 @@ _MEANINGS = {
     "model_type": "is not a mapping",
     "string_too_short": "is empty",
     "string_too_long": "is too long; write at most {max_length} characters",
-    "too_short": "is empty; at least one is needed",
+    "too_short": "is empty; write at least one",
 }
+"""The phrase for each error type of pydantic."""
 
 _BOUNDS = {
     "greater_than": ("not above", "gt"),
@@ -64,19 +69,20 @@ _BOUNDS = {
     "less_than": ("not below", "lt"),
     "less_than_equal": ("above", "le"),
 }
+"""For errors about a bound: the phrase, and the key of the bound in pydantic's context."""
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines. Secrets are not shown.
+    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines. Secrets are omitted.
 
-    `file_of` returns the file that sets a key: the stream's own file, `path`, or the folder's `_defaults.yaml`.
+    `file_of` returns the file that sets a key: the stream's own file (`path`) or the folder's `_defaults.yaml`.
     """
     found = _problems(error, declared)
     known = {problem.key for problem in found}
     found += [problem for problem in _problems_between(error, declared) if problem.key not in known]
     lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MAX_PROBLEMS]]
     if len(found) > MAX_PROBLEMS:
-        lines.append(f"{path}: and {len(found) - MAX_PROBLEMS:,} more; fix these first")
+        lines.append(f"{path}: {len(found) - MAX_PROBLEMS:,} more problems; fix these first")
     return "\n".join(lines)
 
 
@@ -87,16 +93,21 @@ def _line(problem: Problem) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    """Replace `user:password@` in front of a host, and the scheme before it."""
+    """Replace `user:password@` in front of a host, with the scheme before it, by `…@`."""
     return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
 def _short(value: object) -> str:
+    """Return a value's repr without credentials, shortened to 80 characters."""
     text = _without_credentials(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
 def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+    """Translate pydantic's errors to problems.
+
+    A missing key is omitted if an unknown key is probably the same key, misspelled.
+    """
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
         (*details["loc"][:-1], _closest_key(details["loc"]))
@@ -117,16 +128,17 @@ def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Probl
 
 
 def _merge_union_problems(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """Merge the problems of a value that no member of a union accepts into one."""
+    """Merge the problems that the members of a union report about a value into one."""
     found = [problem for details in members for problem in _translate(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
 def _problems_between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems between parts of the declaration.
+    """Return the problems between parts of the declaration, such as a sort order of an unknown column.
 
-    Pydantic does not check these if a part is invalid, so invalid parts are replaced by placeholder values.
+    Pydantic does not check these if a part is invalid, so invalid parts are replaced by placeholders, and the
+    declaration is validated again.
     """
     locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
@@ -142,7 +154,7 @@ def _problems_between(error: ValidationError, declared: Mapping[str, Any]) -> li
 
 
 def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
-    """Return the declaration without its wrong parts. Required parts are replaced by valid placeholders."""
+    """Return the declaration without its invalid parts. Required parts are replaced by placeholders."""
     valid: dict[str, Any] = {key: _copy(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
@@ -161,7 +173,7 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
 
 
 def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
-    """Remove the value at a path. If it is not in a mapping, remove its nearest ancestor that is."""
+    """Remove the value at a path. If it is not in a mapping, remove its closest ancestor that is."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
         if not isinstance(inner, dict) or part not in inner:
@@ -173,6 +185,7 @@ def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
 
 
 def _fill_in(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the placeholders of missing keys to `valid`, and return it."""
     for key, value in stand_ins.items():
         if isinstance(value, Mapping) and isinstance(valid.get(key, {}), dict):
             valid[key] = _fill_in(valid.get(key, {}), value)
@@ -186,6 +199,7 @@ def _copy(value: Any) -> Any:
 
 
 def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problems that one of pydantic's errors describes."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InconsistentError):
         yield from cause.problems
@@ -213,7 +227,7 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
 
 
 def meaning_of(details: ErrorDetails) -> str:
-    """Return what is wrong with a value, as a phrase that follows the key and the value."""
+    """Return what is wrong with a value, as a phrase that follows key and value in a sentence."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
         return str(cause)
@@ -222,7 +236,7 @@ def meaning_of(details: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         return f"is not allowed; write {context['expected_tags'].replace(chr(39), '')}"
     if kind == "string_pattern_mismatch" and context["pattern"] == STREAM_NAME:
-        return "is not a stream name; write lower case letters, digits, '-' and '_', a letter first, at most 63"
+        return "is not a stream name; write at most 63 lower-case letters, digits, '-' and '_', beginning with a letter"
     if kind in _BOUNDS:
         word, bound = _BOUNDS[kind]
         return f"is {word} {context[bound]}"
@@ -238,9 +252,9 @@ def meaning_of(details: ErrorDetails) -> str:
 
 
 def _is_part_of_a_name(details: ErrorDetails) -> bool:
-    """Return whether a property's name with dots was written as nested mappings.
+    """Return whether the dotted name of a property was written as nested mappings.
 
-    Returns False below the name of a secret, because the values there may be the secret.
+    Returns False below a name that looks like a secret, because the nested keys may be the secret.
     """
     *parts, name = details["loc"]
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
@@ -249,7 +263,7 @@ def _is_part_of_a_name(details: ErrorDetails) -> bool:
 def _mapping_to_write(details: ErrorDetails) -> str:
     """Return a hint for a value that should be a mapping: the required keys, and the allowed keys.
 
-    If a single key is required and the value fits it, the hint contains the value.
+    If a single key is required, and the value is a word, the hint shows the value under that key.
     """
     model = _model_at(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
@@ -261,12 +275,12 @@ def _mapping_to_write(details: ErrorDetails) -> str:
 
 
 def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path as in the YAML, without the union members that pydantic adds."""
+    """Return the path as in the YAML, without the names of union members that pydantic adds."""
     return _walk(location)[0]
 
 
 def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
-    """Return the dotted path as in the YAML. Columns are shown by name, not by number."""
+    """Return the dotted path as in the YAML. A column is shown by its name, not by its number."""
     location = _untagged(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
@@ -297,12 +311,15 @@ def _allowed_keys(location: Sequence[int | str]) -> list[str]:
 
 
 def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
+    """Return the model that is expected at a path."""
     (model,) = _members(_walk(location)[1])
     return cast("type[BaseModel]", model)
 
 
 def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """Return the path of the first union in a location; empty without a union. The union of formats is ignored."""
+    """Return the path of the first union on the way to a location; empty if there is none. The union of formats is
+    skipped.
+    """
     found = next((n for n in range(len(location)) if len(_members(_walk(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
@@ -325,7 +342,7 @@ def _walk(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
 
 
 def _members(expected: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, except None. For any other type, returns only this type."""
+    """Return the member types of a union, except None. Any other type is returned as the only member."""
     if get_origin(expected) is Annotated:
         return _members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:

@@ -1,4 +1,4 @@
-"""Rules for values that a declaration passes on to other software: properties, addresses, secrets and references."""
+"""Rules for values that a declaration passes to other software: properties, addresses, secrets and references."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 SET_BY_FRAZIL = {
     "bootstrap.servers": "write source.bootstrap-servers",
     "isolation.level": "frazil reads committed records only",
-    "auto.offset.reset": "frazil never skips records; set where a new stream begins with source.start",
-    "enable.partition.eof": "frazil needs it to find the end of a range",
-    "group.id": "offsets live in the table, and there is no consumer group to join",
-    "enable.auto.commit": "offsets live in the table",
-    "enable.auto.offset.store": "offsets live in the table",
+    "auto.offset.reset": "set the position of a new stream with source.start",
+    "enable.partition.eof": "frazil uses it to find the end of an offset range",
+    "group.id": "the table stores the offsets, and frazil joins no consumer group",
+    "enable.auto.commit": "the table stores the offsets",
+    "enable.auto.offset.store": "the table stores the offsets",
 }
-"""librdkafka properties that users must not set, with the reason for each."""
+"""librdkafka properties that users must not set, each with the reason."""
 
 JAVA_ONLY = {
     "sasl.jaas.config": "write sasl.username and sasl.password",
@@ -32,7 +32,7 @@ JAVA_ONLY = {
     "key.deserializer": "leave it out: source.format defines how a record is read",
     "value.deserializer": "leave it out: source.format defines how a record is read",
     "ssl.truststore.location": "write ssl.ca.location, the path of a PEM file",
-    "ssl.truststore.password": "leave it out: a PEM file of ssl.ca.location has none",
+    "ssl.truststore.password": "leave it out: ssl.ca.location is a PEM file without a password",
     "ssl.truststore.type": "leave it out: ssl.ca.location is a PEM file",
     "ssl.keystore.type": "leave it out: ssl.keystore.location is a PKCS#12 file",
     "ssl.protocol": "leave it out",
@@ -42,23 +42,26 @@ JAVA_ONLY = {
 """Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
 _WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
-"""Table properties whose value is an integer (Iceberg's configuration page)."""
+"""Matches table properties whose value is an integer, according to Iceberg's configuration page."""
 
 PAGES = "write.parquet.page-version"
 _GENERATIONS = ("write.parquet.format-version", PAGES)
+"""Table properties whose value is `v1` or `v2`."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
+"""Matches names of properties whose values are secrets."""
 
 _REFERENCES = re.compile(r"(\$\{(env:[A-Za-z_]\w*|airflow:[\w.-]+\.[\w-]+)\})+")
+"""Matches a text that consists of references without defaults."""
 
 
 def is_secret(key: str) -> bool:
-    """Return whether a property's value is a secret, which must not be written in a file."""
+    """Return whether a property's value is a secret, which must not be in a file."""
     return _SECRET.search(key) is not None
 
 
 def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each consumer property that frazil sets itself or that librdkafka does not have."""
+    """Yield a problem for each consumer property that only frazil may set, or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
@@ -68,30 +71,32 @@ def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def servers(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problem of brokers' addresses that cannot be parsed. Addresses with references are not checked."""
+    """Yield the problem of the brokers' addresses if they cannot be parsed. Addresses with references are not
+    checked.
+    """
     text = spec.source.bootstrap_servers
     if "${" not in text and (what := servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
 def secrets(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each secret that is written as a value, not as a reference."""
+    """Yield a problem for each secret that is written in the file instead of a reference."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
                 yield Problem(
                     f"{path}.{key}",
                     None,
-                    "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}",
+                    "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}",
                 )
     for path, text in (*_registry_texts(spec), *_secret(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
-            what = "is a secret, which the file must not hold; write ${env:NAME} or ${airflow:connection.password}"
+            what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
             yield Problem(path, None, what)
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    """Yield the settings of the schema registry in which references are allowed, each with its key."""
+    """Yield the key and value of each setting of the schema registry in which references are allowed."""
     registry = registry_of(spec.source.format)
     if registry is not None:
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
@@ -102,12 +107,13 @@ def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
 
 
 def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+    """Yield the key and value of `sensitive.secret`, if it is declared."""
     if spec.sensitive and spec.sensitive.secret is not None:
         yield "sensitive.secret", spec.sensitive.secret
 
 
 def references(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each reference that cannot be parsed or that is in a key where it is not resolved."""
+    """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
@@ -116,7 +122,11 @@ def references(spec: StreamSpec) -> Iterator[Problem]:
         if message := problem_in(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        yield Problem("table.location", spec.table.location, "contains a reference, which a location does not allow")
+        yield Problem(
+            "table.location",
+            spec.table.location,
+            "contains a reference, but references are not resolved here; write the location itself",
+        )
     elif spec.table.location and (what := location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, what)
 
@@ -129,10 +139,10 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(
                 path,
                 None,
-                "is a secret, and would be readable in the table; it belongs to the catalog's configuration",
+                "is a secret, which everyone who reads the table could see; set it in the catalog's configuration",
             )
         elif key.startswith("frazil."):
-            yield Problem(path, value, "is set by frazil: the prefix frazil. is reserved for it")
+            yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
         elif key == "format-version" and value != "2":
             yield Problem(path, value, "is not supported; frazil writes format version 2")
         elif key == "write.format.default" and value.lower() != "parquet":
@@ -146,13 +156,13 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def pages(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem if page version v2 is declared for a table with booleans.
+    """Yield a problem if page version v2 is declared for a table that has, or may get, boolean columns.
 
     Spark's vectorised reader cannot read booleans in such pages (Iceberg 1.12).
     """
     if spec.table.properties.get(PAGES) != "v2":
         return
-    path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader refuses booleans in pages of v2"
+    path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader cannot read booleans in v2 pages; use v1"
     if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
         yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {unread}")
     elif spec.evolution.mode != "off":

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
-"""Formats whose records have field names, so that a record shows which fields it has beyond the schema."""
+"""Formats whose records name their fields, so that fields without a column can be found."""
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each setting with which a column cannot be read."""
+    """Yield a problem for each reading setting that is not possible for its column."""
     if spec.source.columns:
         for column in spec.columns:
             for key in column.reading():
@@ -32,7 +32,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         if column.name in spec.beside_value or column.name == spec.rest:
             how = "a key or header" if column.name in spec.beside_value else "all other fields"
             for key in column.reading():
-                what = f"applies to fields of the value, but this column keeps {how}; leave it out"
+                what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
         if reason := _from_problem(spec, column):
@@ -51,7 +51,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
-    """Return whether two paths lead to the same field, or one of them into the other's."""
+    """Return whether two paths lead to the same field, or one field contains the other."""
     length = min(len(one), len(other))
     if form == "json" or len(one) == len(other):
         return one[:length] == other[:length]
@@ -59,12 +59,12 @@ def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
 
 
 def _is_text(spec: StreamSpec, column: Column) -> bool:
-    """Return whether a column keeps JSON text from which other columns can be read, too."""
+    """Return whether a column stores JSON text from which other columns can also be read."""
     return column.as_ == "json" and spec.source.format.type == "json" and envelope_of(spec.source.format) is None
 
 
 def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
-    """Return why a column's `from` is not possible; None if it is, or if the column does not have one."""
+    """Return why a column's `from` is not possible; None if it is possible or not declared."""
     if column.from_ is None:
         return None
     declared = spec.source.format
@@ -78,10 +78,13 @@ def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0
         if column.name in envelope.metadata:
             return "applies to fields of the row, but envelope.metadata fills this column; leave it out"
         if len(column.path) > 1:
-            return "refers to a nested field, but an envelope's rows are compared by column; name a field of `after`"
+            return (
+                "refers to a nested field, but an envelope's rows are compared by column; use a top-level field of "
+                "`after`"
+            )
     if column.name in key_fields(spec):
         return (
-            "is not possible for a key column that the fields of a tombstone's key fill; name the column like the field"
+            "cannot be used for this key column, which tombstones fill by field name; give the column the field's name"
         )
     dropped = spec.sensitive.dropped if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
@@ -91,7 +94,7 @@ def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0
 
 
 def _conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
-    """Yield each conversion that is not possible for a column: its key, its value, and the reason."""
+    """Yield each conversion that is not possible for a column: its key, its value and the reason."""
     declared = spec.source.format
     reading = column.reading(spec.cast)
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
@@ -126,13 +129,15 @@ def _conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str
         yield "rounding", column.rounding, "needs cast: lenient"
     if column.name in spec.key and (column.default is not None or column.null_if):
         key = "default" if column.default is not None else "null-if"
-        yield key, None, "cannot be used for a key column, which each record must have; leave it out"
+        yield key, None, "cannot be used for a key column, whose value each record must have; leave it out"
     if column.type and column.default is not None and not _has_form_of(column.default, kind, column.unit):
         yield "default", column.default, f"is not a valid value for a column of type {column.type}"
 
 
 def _has_form_of(value: object, kind: str, unit: str | None) -> bool:
-    """Return whether a JSON value has the form of a type's values. Its content is checked when records are read."""
+    """Return whether records may encode a value of the type as this kind of JSON value. Its content is checked when
+    records are read.
+    """
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

@@ -1,10 +1,10 @@
-"""Resolves references to values that must not be in a file, at the time when the values are used.
+"""Resolves references to values that must not be in a file, when the values are used.
 
 `${env:NAME}`, `${env:NAME:-default}`: an environment variable.
 
 `${airflow:conn_id.field}`: a field of an Airflow connection (host, port, login, password, schema, or a key of its
-extras). It is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor sets these variables for the connections to
-which a stream refers, so the stream's writer needs no Airflow.
+extras). The connection is read from the variable AIRFLOW_CONN_<CONN_ID>. The supervisor sets these variables for a
+writer's connections, so the writer needs no Airflow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 def resolve(text: str, environment: Mapping[str, str]) -> str:
     """Return the text with all references replaced by their values.
 
-    Raises SpecError with the name of the missing variable, connection or field, never with a value.
+    Raises SpecError, which names the missing variable, connection or field, but never shows a value.
     """
     return _REFERENCE.sub(lambda match: _value(match[1], environment), text)
 
@@ -38,7 +38,7 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
 def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties with all references resolved.
 
-    Raises SpecError like `resolve`, with the property's key in front.
+    Raises SpecError like `resolve`; its message begins with the property's key.
     """
     resolved = {}
     for key, text in properties.items():
@@ -55,7 +55,10 @@ def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties of a stream's source, with all references resolved. Raises SpecError."""
+    """Return the librdkafka properties of a stream's source, with all references resolved.
+
+    Raises SpecError if a reference cannot be resolved, or if the brokers' addresses are invalid.
+    """
     try:
         resolved = resolve_all(declared_kafka_properties(spec), environment)
     except SpecError as error:
@@ -68,8 +71,8 @@ def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[s
 def executors_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the librdkafka properties that are sent to executors.
 
-    The brokers' addresses are resolved here, because other hosts have other environment variables. All other references
-    are resolved in the task, so that no secret is sent. Raises the errors of `kafka_properties`.
+    Only the brokers' addresses are resolved, because environment variables differ between hosts. The task resolves all
+    other references, so that no secret is sent. Raises SpecError like `kafka_properties`.
     """
     resolved = kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
@@ -96,7 +99,7 @@ def environment_names(spec: StreamSpec) -> frozenset[str]:
 
 
 def problem_in(text: str) -> str | None:
-    """Return why a reference in the text cannot be parsed, as the end of a sentence; None if all references can."""
+    """Return why a reference in the text cannot be parsed, as the end of a sentence; None if all can be parsed."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
             return f"has ${{{reference}}}; write ${{env:NAME}}, ${{env:NAME:-default}} or ${{airflow:connection.field}}"
@@ -104,17 +107,20 @@ def problem_in(text: str) -> str | None:
 
 
 def connection_variable(connection: str) -> str:
-    """Return the name of the environment variable in which Airflow and frazil expect a connection."""
+    """Return the name of the environment variable that defines a connection, for Airflow and for frazil."""
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
 def _value(reference: str, environment: Mapping[str, str]) -> str:
+    """Return the value of a reference, which is given without `${}`. Raises SpecError."""
     if match := _ENVIRONMENT.fullmatch(reference):
         value = environment.get(match["name"])
         if not value and match["default"] is not None:  # like a shell's ${NAME:-default}, empty counts as unset
             return match["default"]
         if value is None:
-            raise SpecError(f"the environment variable {match['name']} is not set where this runs: set it there")
+            raise SpecError(
+                f"the environment variable {match['name']} is not set in this process; set it before the start"
+            )
         return value
     if match := _AIRFLOW.fullmatch(reference):
         return _connection_field(match["connection"], match["field"], environment)
@@ -137,12 +143,12 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
-    """Map names to a connection's fields and extras. `text` is in one of Airflow's two formats, JSON or URI."""
+    """Return the fields and extras of a connection by name. `text` is in one of Airflow's two formats, JSON or URI."""
     try:
         return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
     except (ValueError, TypeError):
         # The message shows neither text nor cause, because both may hold a password.
-        raise SpecError(f"{variable} is neither an Airflow connection's JSON nor its URI") from None
+        raise SpecError(f"{variable} is not an Airflow connection; write it as JSON or as a URI") from None
 
 
 def _from_json(text: str) -> dict[str, Any]:
@@ -157,9 +163,9 @@ def _from_json(text: str) -> dict[str, Any]:
 
 
 def _from_uri(text: str) -> dict[str, Any]:
-    """Parse a connection URI like `airflow.models.Connection`.
+    """Parse a connection's URI as `airflow.models.Connection` does.
 
-    Parts are percent-encoded; extras are in the query or in `__extra__`.
+    Parts are percent-encoded. The extras are in the query, or as JSON in its parameter `__extra__`.
     """
     parts = urlsplit(text)
     if not parts.scheme:
@@ -177,6 +183,7 @@ def _from_uri(text: str) -> dict[str, Any]:
 
 
 def _texts(value: object) -> Iterator[str]:
+    """Yield all strings in a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

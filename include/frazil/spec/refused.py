@@ -1,4 +1,4 @@
-"""Lists features of a stream that exclude each other, with the reasons."""
+"""Lists the settings of a stream that exclude each other, with the reasons."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ if TYPE_CHECKING:
 
 
 class Refusal(NamedTuple):
-    """A feature, and the values of another key with which it cannot be combined."""
+    """A feature, and the values of another setting with which it cannot be combined."""
 
     feature: str
     place: str
+    """Dotted key of the other setting."""
     values: tuple[str, ...]
+    """Refused values of the other setting."""
     why: str
+    """End of the message: the reason, and what to do."""
 
 
 _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
@@ -27,6 +30,7 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "transform": lambda spec: spec.transform is not None,
     "application": lambda spec: spec.application is not None,
 }
+"""For each feature, a test of whether a stream has it."""
 _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
@@ -37,11 +41,14 @@ _PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
-_LINES = "makes several rows from a record, whose order is undefined; leave it out with "
+"""For each other setting, a function that returns its value as text."""
+_LINES = "makes several rows from a record, and their order is undefined; leave it out with "
+"""Beginning of the message about records with several rows; the feature follows."""
 _SEVERAL_TABLES = (
-    "could send rows of one record to several tables, and audits and backfills count a table's records by offset; "
-    "let each record be one row"
+    "could send rows of one record to several tables, but audits and backfills count a table's records by offset; "
+    "make one row from each record"
 )
+"""Reason and remedy for records that could have rows in several tables."""
 REFUSED = (
     Refusal(
         "route",
@@ -61,8 +68,9 @@ REFUSED = (
         "route",
         "distribution",
         ("hash", "auto"),
-        "gives writers shares by the default table's recent batches, so that a large table of the route would have one "
-        "writer; leave it out",
+        "divides rows by the sizes of the default table's recent batches, so one task would write a large routed "
+        "table; "
+        "leave it out",
     ),
     Refusal(
         "route",
@@ -75,7 +83,7 @@ REFUSED = (
         "transform",
         "evolution",
         ("additive", "full"),
-        "is not possible with a transform, which makes all columns; leave it out, and declare new columns",
+        "is not possible with a transform, which computes all columns; leave it out, and declare new columns",
     ),
     Refusal(
         "mode: upsert",
@@ -89,7 +97,7 @@ REFUSED = (
         "mode: upsert",
         "distribution",
         ("hash", "auto"),
-        "has no effect: each task that merges already has whole partitions; leave it out",
+        "has no effect on an upsert, because each merge task has complete partitions; leave it out",
     ),
     Refusal(
         "dedupe",
@@ -118,13 +126,14 @@ REFUSED = (
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each combination of settings that is not possible."""
+    """Yield a problem for each combination of settings that frazil refuses."""
     for feature, place, values, why in REFUSED:
         if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
             yield Problem(place, declared, why)
     if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
         what = (
-            "is not in the key: a record could move its key to another table, and its row would stay. Add it there. "
-            "When a row's value changes, send a delete of the former row (captured changes: replica identity full)"
+            "is not in the key, so a change of this column would leave the old row in the former table. Add it to "
+            "the key. "
+            "When its value changes, send a delete of the old row (change capture: replica identity full)"
         )
         yield Problem("route.name", spec.route.name, what)

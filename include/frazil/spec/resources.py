@@ -1,4 +1,4 @@
-"""Model of the resources of a writer, on this host or on a Spark cluster."""
+"""The model of a writer's resources, on this host or on a Spark cluster."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from pydantic import AfterValidator, Field
 from frazil.spec.values import Bytes, Model, Properties, Whole, YamlForm
 
 LOCAL = "local[*]"
+"""Master of a writer without a cluster."""
 YARN = "yarn"
+"""Master of a writer on YARN."""
 KUBERNETES = "k8s://"
+"""Prefix of the master of a writer on Kubernetes."""
 IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
-"""Properties with the container image of executors on Kubernetes; one of the two is required."""
+"""Spark properties with the executors' container image on Kubernetes. One of the two is required."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
 _MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
+"""The allowed masters, for messages."""
 
 
 Cores = Annotated[int, Whole(1, 100_000)]
+"""A number of cores or concurrent tasks."""
 
 
 class DeployMode(StrEnum):
-    """The place where the driver of a writer on a cluster runs."""
+    """Where the driver of a writer on a cluster runs."""
 
     CLIENT = "client"
     CLUSTER = "cluster"
@@ -41,12 +46,16 @@ class ClusterManager(StrEnum):
 
 
 def _master(value: str) -> str:
+    """Return a Spark master. Raises ValueError with the allowed forms."""
     if value in {LOCAL, YARN} or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
     if value.startswith("local"):
-        raise ValueError(f"is not {LOCAL}; resources.cores sets how many tasks run concurrently on this host")
+        raise ValueError(f"is not {LOCAL}; write {LOCAL}, and set the number of concurrent tasks with resources.cores")
     if value.startswith("yarn"):
-        raise ValueError(f"is not {YARN}; HADOOP_CONF_DIR has the ResourceManager's address")
+        raise ValueError(
+            f"is not {YARN}; write {YARN}, and set HADOOP_CONF_DIR to the configuration with the ResourceManager's "
+            "address"
+        )
     raise ValueError(f"is not a master; write {_MASTERS}")
 
 
@@ -57,43 +66,41 @@ def _is_loopback(host: str) -> bool:
 
 
 class Resources(Model):
-    """Resources that the writer may use, on this host or on a Spark cluster."""
+    """The writer's resources, on this host or on a Spark cluster."""
 
     master: Annotated[
         str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
     ] = Field(
         default=LOCAL,
-        description="Where tasks run. `local[*]`: in processes of this host. `spark://host:port[,host:port]`: "
-        "a standalone cluster. `yarn`: the cluster that `HADOOP_CONF_DIR` names. "
-        "`k8s://https://host:port`: pods.",
+        description="Where tasks run: on this host, on a standalone cluster (with several masters: "
+        "`spark://host:port,host:port`), on the YARN cluster of `HADOOP_CONF_DIR`, or in Kubernetes pods.",
     )
     deploy_mode: DeployMode = Field(
         default=DeployMode.CLIENT,
-        description="`client`: the driver runs on this host. `cluster`: the driver runs in the cluster and outlives "
-        "this host; an agent follows it. On Kubernetes this host then needs no Java.",
+        description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives this "
+        "host. On Kubernetes this host then needs no Java.",
     )
     rest_port: Annotated[int, Whole(1, 65_535)] = Field(
         default=6066,
-        description="On a standalone cluster, with `deploy-mode: cluster`: the port of each master's REST server.",
+        description="With `deploy-mode: cluster` on a standalone cluster: the port of each master's REST server.",
     )
     cores: Cores = Field(
-        default=2, description="The number of tasks that run at once: on a cluster, in all executors together."
+        default=2, description="The number of concurrent tasks; on a cluster, of all executors together."
     )
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
         default=1,
-        description="On a cluster: the number of tasks that one executor runs at once. `cores` must be a "
-        "multiple of this number.",
+        description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`.",
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,
-        description="On a cluster: heap of an executor's JVM. Records are in its Python processes, outside the heap.",
+        description="On a cluster: heap of an executor's JVM. Records are outside this heap, in Python processes.",
     )
     package: str | None = Field(
         default=None,
         min_length=1,
-        description="On a cluster: path or URL of the archive that `frazil package` made. Without it, frazil "
-        "is installed at the path of the driver's Python.",
+        description="On a cluster: path or URL of the archive from `frazil package`. Without it, executors need "
+        "frazil at the path of the driver's Python.",
     )
     spark: Properties = Field(default_factory=dict, description="Other Spark properties.")
 
@@ -104,7 +111,9 @@ class Resources(Model):
 
     @property
     def on_loopback(self) -> bool:
-        """Whether all masters of a standalone cluster listen on loopback, so that its workers run on this host."""
+        """Whether all masters of a standalone cluster listen on loopback, which means that its workers run on this
+        host.
+        """
         if not self.master.startswith("spark://"):
             return False
         hosts = [address.rpartition(":")[0] for address in self.master.removeprefix("spark://").split(",")]
@@ -117,7 +126,7 @@ class Resources(Model):
 
     @property
     def manager(self) -> ClusterManager | None:
-        """The kind of cluster that runs the writer's executors; None if the writer only runs on this host."""
+        """The kind of cluster that runs the executors; None if the writer runs only on this host."""
         if self.master == LOCAL:
             return None
         if self.master == YARN:

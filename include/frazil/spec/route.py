@@ -1,4 +1,6 @@
-"""Model of a route, which divides a stream's records among many tables. Derives table names from route values."""
+"""The model of a route, which distributes a stream's records to several tables. Derives table names from routing
+values.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +20,24 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 VALUE = "{value}"
+"""Placeholder of the routing value in a template."""
 MAX_VALUE_CHARACTERS = 200
 """Maximum length of a routing value for which a table is created."""
 MAX_VALUE_CHARACTERS_IN_NAME = 64
-"""Maximum number of a routing value's characters in a table name. Some catalogs limit the whole name to 128."""
+"""Maximum number of a routing value's characters in a table name, because some catalogs limit the whole name to 128."""
 MAX_SIGNALLED_TEMPLATE = 160
 """Maximum length of a template whose tables are signalled. Airflow's partition keys have 250 characters at most."""
 MAX_LIMIT = 10_000
+"""Maximum value of `limit`."""
 ROUTABLE = frozenset({"string", "int", "long"})
-"""Types of the columns that can select tables."""
+"""Types of the columns by which a route can choose tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
 _PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{MAX_VALUE_CHARACTERS_IN_NAME - 1}}}")
+"""Matches a routing value that a table name can contain unchanged."""
 _HASHED = re.compile(r"_[0-9a-f]{12}$")
+"""Matches a value that ends like the hash in a table name."""
 
 
 class Route(Model):
@@ -47,22 +53,21 @@ class Route(Model):
     )
     template: str | None = Field(
         default=None,
-        description="For values that `tables` does not have: `namespace.{value}`. A value's table is created when "
-        "its first record arrives.",
+        description="For values that are not in `tables`: `namespace.{value}`. A table is created with its first "
+        "record.",
     )
     allow: tuple[str, ...] = Field(
         default=("*",),
-        description="Patterns of values for which `template` creates tables. Records with other values are dead "
-        "letters.",
+        description="Patterns of values for which `template` creates tables. Other values are dead letters.",
     )
     limit: Annotated[int, Whole(1, MAX_LIMIT)] = Field(
         default=100,
-        description="The maximum number of tables that `template` creates. Records that would need another table "
-        "are dead letters.",
+        description="The maximum number of tables that `template` creates. Records for further tables are dead "
+        "letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table",
-        description="The destination of records without a value, or without a table.",
+        description="Where records without a value or a table go.",
     )
     complete: tuple[str, ...] = Field(
         default=(),
@@ -71,7 +76,7 @@ class Route(Model):
     )
     lag: PositiveDuration = Field(
         default=timedelta(minutes=15),
-        description="How long rows may wait for a table whose commits fail. Then the stream stops.",
+        description="How long rows may wait for a table whose commits fail, before the stream stops.",
     )
 
     @field_validator("tables")
@@ -86,25 +91,25 @@ class Route(Model):
     @classmethod
     def _check_template(cls, value: str | None) -> str | None:
         if value is not None and not _TEMPLATE.fullmatch(value):
-            raise ValueError("is not like namespace.{value}, with {value} once, in the table's name")
+            raise ValueError("is not a template; write namespace.{value}, with {value} once, in the table's name")
         return value
 
     @model_validator(mode="after")
     def _check_fields(self) -> Route:
         if self.by == "topic" and self.name is not None:
-            raise ValueError("has a name, which by: topic does not use; leave it out")
+            raise ValueError("has a name, which is not used with by: topic; leave it out")
         if self.by != "topic" and not self.name:
             raise ValueError(f"is missing the name of the {self.by}; add name: …")
         if not self.tables and self.template is None:
             raise ValueError("has neither tables nor a template; add one")
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
-            raise ValueError("has allow or limit, which only a template uses; leave them out")
+            raise ValueError("has allow or limit, which are only used with a template; leave them out")
         return self
 
     def made_table(self, value: str) -> str:
-        """Return the table that the template creates for a routing value. Each value has its own table."""
+        """Return the name of the table that the template creates for a routing value. Each value has its own table."""
         if self.template is None:
-            raise AssertionError("only a template makes tables")
+            raise AssertionError("a route without a template creates no tables")
         return self.template.replace(VALUE, name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
@@ -113,7 +118,7 @@ class Route(Model):
 
 
 def refusal(value: str, allow: Iterable[str]) -> str | None:
-    """Return why no table may be created for a value; None if a table may be created."""
+    """Return why no table may be created for a routing value, as a clause; None if a table may be created."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
     if not any(fnmatchcase(value, pattern) for pattern in allow):
@@ -122,10 +127,10 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def name_part(value: str) -> str:
-    """Return the part of a table's name that represents a routing value.
+    """Return the part of a table's name that stands for a routing value.
 
-    A plain value is used unchanged. Any other value is represented by its plain characters and a hash, and so is a
-    plain value that ends like a hash. Different values have different names unless their 48-bit hashes collide.
+    A plain value is used unchanged, unless it ends like a hash. Any other value is replaced by its plain characters and
+    a hash. Different values have different names unless their 48-bit hashes collide.
     """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
@@ -134,7 +139,9 @@ def name_part(value: str) -> str:
 
 
 def plain_value(route: Route, identifier: str) -> str | None:
-    """Return the routing value of a created table; None if the table's name does not contain it unchanged."""
+    """Return the routing value of a table that the template created; None if the table's name does not contain it
+    unchanged.
+    """
     if route.template is None:
         return None
     before, _, after = route.template.partition(VALUE)
@@ -143,12 +150,14 @@ def plain_value(route: Route, identifier: str) -> str | None:
 
 
 def value_property(stream: str) -> str:
-    """Return the name of the table property that stores the routing value of a table that the template created."""
+    """Return the name of the property with which a table that the template created stores its routing value."""
     return f"frazil.route.{stream}"
 
 
 def may_have_made(route: Route, identifier: str) -> bool:
-    """Return whether the template could have created this table. Only the table's properties show whether it did."""
+    """Return whether a table's name matches the template. Only the table's properties show whether the template created
+    it.
+    """
     if route.template is None:
         return False
     before, _, after = route.template.partition(VALUE)
@@ -156,7 +165,7 @@ def may_have_made(route: Route, identifier: str) -> bool:
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield conflicts of the route with other parts of the declaration."""
+    """Yield the conflicts of the route with other parts of the declaration."""
     yield from _atomic_problems(spec)
     if (route := spec.route) is None:
         return
@@ -164,17 +173,19 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
     for value, identifier in route.tables.items():
         if identifier in own:
-            yield Problem(f"route.tables.{value}", identifier, f"is {own[identifier]}; leave the value out")
+            yield Problem(
+                f"route.tables.{value}", identifier, f"is {own[identifier]}; name another table, or leave the value out"
+            )
     yield from _windows(spec, route)
 
 
 def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the list of tables in `commit.atomic`."""
+    """Yield the problems of the tables that `commit.atomic` lists."""
     if isinstance(spec.commit.atomic, bool):
         return
     named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
     if not spec.commit.atomic or not named:
-        what = "lists tables, and the stream names none in route.tables; write true or false"
+        what = "lists tables, but route.tables has none; write true or false"
         yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)
         return
     for identifier in spec.commit.atomic:
@@ -184,6 +195,7 @@ def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+    """Yield a problem for each table in `complete` whose windows cannot be signalled."""
     named = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
         if identifier not in named and not may_have_made(route, identifier):
@@ -198,7 +210,7 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
 
 
 def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
-    """Yield problems of the topics or the column by which the route chooses tables."""
+    """Yield the problems of the topics or the column by which the route chooses tables."""
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
@@ -210,16 +222,20 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
         if name not in declared:
             yield Problem("route.name", name, f"is not a column of the schema{did_you_mean(name, declared)}")
         elif declared[name] and declared[name] not in ROUTABLE:
-            what = f"is a column of type {declared[name]}; a table is chosen by a string, int or long"
+            what = f"is a column of type {declared[name]}; a route needs a string, int or long"
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:
-            yield Problem("route.name", name, "is sensitive, and the names of tables would show it; take another field")
+            yield Problem(
+                "route.name", name, "is sensitive, but table names would show its values; choose another field"
+            )
         elif declared[name] in {"int", "long"}:
             yield from _numbers(route, name)
 
 
 def _numbers(route: Route, column: str) -> Iterator[Problem]:
-    """Yield a problem for each routing value that no record can have, because it is not a canonical integer."""
+    """Yield a problem for each key of `tables` that no record's value can equal, because it is not a canonical
+    integer.
+    """
     for value in route.tables:
         try:
             number = str(int(value, 16 if value.startswith("0x") else 10))

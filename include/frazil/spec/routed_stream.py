@@ -1,4 +1,4 @@
-"""A stream from the perspective of one of its tables: its own table, or a table of its route."""
+"""A stream as one of its tables sees it: its own table, or a table of its route."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RoutedStream(StreamSpec):
     """
 
     default_table: str
-    """The stream's own table, which has the stream's marker."""
+    """Identifier of the stream's own table, which has the stream's marker."""
 
     @property
     def is_made(self) -> bool:
@@ -79,10 +79,10 @@ def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
 
 
 def never_complete(spec: StreamSpec) -> str:
-    """Return the message that no window of the stream's table ever completes, and what to declare instead."""
+    """Return a message that no window of the table ever completes, with what to declare instead."""
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
-        declare = f"name it in route.complete of stream {spec.name!r}"
+        declare = f"add it to route.complete of stream {spec.name!r}"
     return f"no window of {spec.table.identifier} is ever complete: {declare}"
 
 

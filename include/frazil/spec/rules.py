@@ -1,4 +1,4 @@
-"""Rules about a declared stream, and about its schema together with its other parts. Pure; reports all problems."""
+"""Rules about a stream, and about how its schema fits its other parts. Pure; all problems are reported."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
     """Return all problems between parts of the declaration; empty if the stream is valid.
 
-    `wrong` has the dotted keys of parts whose values are unusable and were replaced by placeholders. Rules that need
-    such a part are skipped. A column with a wrong type has an empty type.
+    `wrong` has the dotted keys of invalid parts that were replaced by placeholders. Rules that need such a part are
+    skipped. A column with an invalid type has an empty type.
     """
     return tuple(
         problem
@@ -33,13 +33,14 @@ def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[
 
 
 def _overlaps(need: str, wrong: str) -> bool:
+    """Return whether a rule that needs one part is affected by another part that is wrong."""
     if need == "schema":  # individual columns may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
 
 
 def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
-    """Return problems that are only errors if the stream's table does not exist yet."""
+    """Return problems that are errors only while the stream's table does not exist."""
     found = [
         (place, name, reason)
         for column in spec.columns
@@ -51,11 +52,12 @@ def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
         for column in spec.columns
         if column.name.lower() in METADATA_COLUMNS
     ]
-    still = "A table that has the column can still be written; a new one is refused"
+    still = "Existing tables with the column can still be written to, but no new table is created with it"
     return tuple(Problem(place, value, f"{reason}. {still}") for place, value, reason in found)
 
 
 def _columns(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield a problem for each column whose name is repeated or reserved."""
     seen: dict[str, str] = {}
     for column in spec.columns:
         lower = column.name.lower()
@@ -75,10 +77,11 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _lines(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield the problem of records with several rows in a table without coordinates."""
     if spec.has_lines and not spec.coordinates:
         yield Problem(
             *(("transform", "unnest") if spec.unnests else ("source.format.lines", "true")),
-            "needs the column kafka_line, which tells the rows of a record apart: leave out coordinates: false",
+            "needs the column kafka_line, which distinguishes the rows of a record; leave out coordinates: false",
         )
 
 
@@ -98,8 +101,8 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(
             "event-time",
             name,
-            f"is a column of type {declared[name]}; event time is a timestamptz or timestamp (if the record "
-            "holds a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
+            f"is a column of type {declared[name]}; event time must be a timestamptz or timestamp (if records "
+            "have a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
         )
 
 
@@ -116,7 +119,9 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _transform(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the fields from which a transform computes the columns. The SQL itself is checked by DuckDB."""
+    """Yield the problems of a transform's input fields and of settings that it excludes. DuckDB checks the SQL
+    itself.
+    """
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")
@@ -131,20 +136,21 @@ def _transform(spec: StreamSpec) -> Iterator[Problem]:
     if spec.source.columns:
         for column in spec.columns:
             if column.unit is not None:
-                what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+                what = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.unit", column.unit, what)
         if spec.event_time.unit != "iso":
-            what = "is the unit of a record's field, and a transform makes this column; move it to source.schema"
+            what = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
             yield Problem("event-time.unit", spec.event_time.unit, what)
     if envelope_of(spec.source.format):
-        what = "is not possible with a transform yet: its deletes have only a key; leave one of them out"
+        what = "is not possible with a transform yet, because deletes have only a key; leave one of them out"
         yield Problem("source.format.envelope", None, what)
     if spec.delete and spec.delete.tombstones:
-        what = "has no fields from which a transform could make the key; use delete.column, or leave one of them out"
+        what = "cannot be used with a transform, which would need fields to compute the key; use delete.column"
         yield Problem("delete.tombstones", True, what)
 
 
 def _as_json(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield the problems of `as: json`."""
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
     for column in spec.record_columns:
         for name in column.json_texts if column.name in columns else ():
@@ -152,14 +158,14 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
             path = name.split(".")
             found, outer = type_at(columns, path), type_at(columns, path[:-1] or path)
             if found is None:
-                yield Problem(place, name, f"is not in the column, which is {column.type}")
+                yield Problem(place, name, f"does not exist in the column, which is {column.type}")
             elif str(found) != "string":
                 yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in spec.beside_value:
                 what = (
-                    "cannot be used for a column that keeps a key or header, whose text is not converted; leave it out"
+                    "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
                 yield Problem(place, "json", what)
             elif spec.source.format.type not in NAMED_FIELDS:
@@ -168,7 +174,7 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _rest(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of the column `rest`, which stores all fields that have no column."""
+    """Yield the problems of the column `rest`, which stores all fields without a column."""
     if (name := spec.rest) is None:
         return
     declared = {column.name: column for column in spec.record_columns}
@@ -176,31 +182,31 @@ def _rest(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("rest", name, f"is not a column of the schema{did_you_mean(name, declared)}")
         return
     if spec.source.format.type not in NAMED_FIELDS:
-        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
         yield Problem("rest", name, what)
     if column.type not in {"string", ""}:
         yield Problem("rest", name, f"is a column of type {column.type}; make it string")
     if column.required:
-        yield Problem("rest", name, "is not null, and a record may have no other fields; leave not null out")
+        yield Problem("rest", name, "is declared not null, but a record may have no other fields; leave not null out")
     if column.as_ is not None:
         yield Problem(
             f"schema.{name}.as", "json", "cannot be used for the column of rest, which is always JSON; leave it out"
         )
     if name in spec.beside_value:
-        yield Problem("rest", name, "is filled by a key or a header already; name another column")
+        yield Problem("rest", name, "is already filled by a key or header; name another column")
     if name in spec.key:
         yield Problem("rest", name, "is a key column, which must be a field of its own; name another column")
     if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
         yield Problem(
             "rest",
             name,
-            "is a sensitive field; sensitive fields are never kept there, so remove it from sensitive.fields",
+            "is listed in sensitive.fields, but rest never stores sensitive fields; remove it from sensitive.fields",
         )
 
 
 def _topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
-        yield Problem("source.topics", None, "is missing; or declare a source.topic-pattern")
+        yield Problem("source.topics", None, "is missing; declare topics, or source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
         yield Problem(
             "source.topic-pattern",
@@ -210,7 +216,7 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of columns that the key or headers fill. Each key or header needs its own column."""
+    """Yield the problems of columns that the key or headers fill. Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
     if key := spec.source.key:
@@ -225,31 +231,36 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
             what = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
             yield Problem(path, name, what)
         elif name in seen:
-            yield Problem(path, name, f"is filled by {seen[name]} already")
+            yield Problem(path, name, f"is already filled by {seen[name]}; name another column")
         seen.setdefault(name, path)
 
 
 def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of a format in which the whole value fills one column."""
+    """Yield the problems of a format in which the whole value fills one column."""
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
     kind = "string" if isinstance(declared, StringFormat) else "binary"
     filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
     if len(filled) != 1:
-        what = f"fills one column, but these columns are not filled by key or headers: {', '.join(filled) or 'none'}"
+        what = (
+            "fills exactly one column, but these columns have neither a key nor a header: "
+            f"{', '.join(filled) or 'none'}"
+        )
         yield Problem("source.format", declared.type, what)
         return
     ((name, of_type),) = filled.items()
     if declared.column not in {"", name}:
-        yield Problem("source.format.column", declared.column, f"is not the column that the value fills, {name}")
+        yield Problem(
+            "source.format.column", declared.column, f"is not the column that the value fills, {name}; leave it out"
+        )
     if of_type not in {kind, ""}:
-        what = f"is of type {of_type}, and source.format: {declared.type} fills a column of type {kind}"
+        what = f"is of type {of_type}, but source.format: {declared.type} needs a column of type {kind}"
         yield Problem(f"schema.{name}", None, what)
 
 
 def _csv(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of CSV columns: each needs one field, and must not be of a nested type."""
+    """Yield the problems of CSV columns: each needs one field, and a primitive type."""
     if not isinstance(spec.source.format, CsvFormat):
         return
     fields = spec.source.format.columns
@@ -267,12 +278,12 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
 
 def _evolution(spec: StreamSpec) -> Iterator[Problem]:
     if spec.evolution.mode != "off" and spec.source.format.type not in NAMED_FIELDS:
-        what = f"needs records whose fields have names, and source.format is {spec.source.format.type}; leave it out"
+        what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
         yield Problem("evolution", spec.evolution.mode, what)
 
 
 def _aligned(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of `commit.align`, which requires that no data file spans two windows."""
+    """Yield the problem of `commit.align` in a table where a data file can span two windows."""
     if spec.commit.align == "none":
         return
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
@@ -287,14 +298,17 @@ def _aligned(spec: StreamSpec) -> Iterator[Problem]:
 
 def _throttle(spec: StreamSpec) -> Iterator[Problem]:
     if spec.commit.throttle == "stretch" and spec.commit.max_interval <= spec.commit.interval:
-        what = f"is not above commit.interval, {format_duration(spec.commit.interval)}: there is nothing to stretch"
+        what = (
+            f"is not above commit.interval, {format_duration(spec.commit.interval)}; raise it, so that commits can "
+            "be stretched"
+        )
         yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), what)
 
 
 def _expiry(spec: StreamSpec) -> Iterator[Problem]:
     expiry = spec.maintenance.expiry
     if expiry.at_least > expiry.at_most:
-        what = f"is above maintenance.expiry.at-most, {expiry.at_most}"
+        what = f"is above maintenance.expiry.at-most, {expiry.at_most}; lower it"
         yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
 
 
@@ -302,28 +316,32 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
     r = spec.resources
     if r.on_cluster:
         if r.cores % r.executor_cores:
-            what = f"does not divide resources.cores, {r.cores}: executors are alike, and that is their total"
+            what = f"does not divide resources.cores, {r.cores}, the total of all executors; choose a divisor"
             yield Problem("resources.executor-cores", r.executor_cores, what)
         if "spark.master" in r.spark:
-            yield Problem("resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master")
+            yield Problem(
+                "resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master; leave it out"
+            )
         deploy = r.spark.get("spark.submit.deployMode", "client")
         if deploy != "client" and not deploy.startswith("${"):
-            what = "is set by resources.deploy-mode"
+            what = "is set by resources.deploy-mode; leave it out"
             yield Problem("resources.spark.spark.submit.deployMode", deploy, what)
         if r.manager is ClusterManager.KUBERNETES and not IMAGES & set(r.spark):
-            what = "needs an image for its executors: let resources.spark.spark.kubernetes.container.image name one"
+            what = "needs an image for its executors; set resources.spark.spark.kubernetes.container.image"
             yield Problem("resources.master", r.master, what)
         if r.driver_in_cluster and r.manager is ClusterManager.KUBERNETES and r.package:
-            what = "does not reach a driver's pod: install frazil in its image"
+            what = "cannot be used for a driver in a pod; install frazil in its image"
             yield Problem("resources.package", r.package, what)
     elif r.deploy_mode is DeployMode.CLUSTER:
-        what = "needs a cluster: let resources.master name one"
+        what = "needs a cluster; set resources.master to one"
         yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
-        what = "names a cluster, which only resources.master may name"
+        what = "is a cluster; write it in resources.master instead"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
     if "spark.archives" in r.spark and r.package:
-        yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package")
+        yield Problem(
+            "resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package; leave it out"
+        )
     if not r.on_cluster and r.package:
         yield Problem(
             "resources.package",

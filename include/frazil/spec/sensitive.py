@@ -1,4 +1,4 @@
-"""Models of the sensitive fields in a stream's records, and of how they are protected."""
+"""Models of the sensitive fields in a stream's records, and of their protection."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ KEYED = frozenset({"hash", "tokenize"})
 
 
 class Protection(Model):
-    """How one field is protected; `as` alone, or a mapping."""
+    """How one field is protected: the value of `as`, or a mapping."""
 
     as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
         alias="as",
-        description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted so "
-        "that equal texts stay equal, and the secret's holder can read them. `drop`: the field never becomes a column.",
+        description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted; "
+        "equal texts stay equal, and the secret decrypts them. `drop`: the field never becomes a column.",
     )
     keep_last: Annotated[int, Whole(0, 64)] = Field(
         default=0,
-        description="For `mask`: the number of characters that stay visible at the end of a text, if the text is at "
-        "least twice as long.",
+        description="For `mask`: how many characters stay visible at the end of a text, if it is at least twice as "
+        "long.",
     )
 
     @model_validator(mode="before")
@@ -40,7 +40,7 @@ class Protection(Model):
     @model_validator(mode="after")
     def _check_keep_last(self) -> Protection:
         if self.keep_last and self.as_ != "mask":
-            raise ValueError(f"has keep-last, which {self.as_} does not use; leave it out")
+            raise ValueError(f"has keep-last, which is only used with mask, not with {self.as_}; leave it out")
         return self
 
 
@@ -59,8 +59,8 @@ class Sensitive(Model):
     )
     dead_letters: Literal["omit", "encrypt", "keep"] = Field(
         default="omit",
-        description="What a dead letter keeps of its record. `omit`: nothing. `encrypt`: everything, encrypted by "
-        "AES-GCM. `keep`: everything, unprotected.",
+        description="What a dead letter stores of its record: nothing, everything encrypted with AES-GCM, or "
+        "everything.",
     )
 
     @field_validator("fields")
@@ -72,21 +72,22 @@ class Sensitive(Model):
 
     @property
     def kept(self) -> dict[str, Protection]:
-        """The sensitive fields that become columns, with their protection."""
+        """Protections of the sensitive fields that become columns, by field name."""
         return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
 
     @property
     def dropped(self) -> tuple[tuple[str, ...], ...]:
-        """The paths of the fields that never become columns."""
+        """Paths of the fields that never become columns."""
         return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
 
     @property
     def needs_secret(self) -> bool:
+        """Whether a protection needs the secret."""
         return self.dead_letters == "encrypt" or any(how.as_ in KEYED for how in self.fields.values())
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield conflicts between the sensitive fields and the schema, and a missing secret."""
+    """Yield the conflicts between sensitive fields and the schema, and the problem of a missing secret."""
     if (sensitive := spec.sensitive) is None:
         return
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
@@ -97,13 +98,13 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         found = types.type_at(columns, name.split("."))
         place = f"sensitive.fields.{name}"
         if how.as_ == "drop" and (found is not None or types.type_at(lower, name.lower().split("."))):
-            yield Problem(place, "drop", "is a column of the schema; take it out of the schema")
+            yield Problem(place, "drop", "cannot be used for a column of the schema; remove the column")
         elif how.as_ == "drop" and isinstance(types.type_at(lower, name.lower().split(".")[:1]), types.Primitive):
-            yield Problem(place, "drop", "is within a column that is not a struct, which would keep it")
+            yield Problem(place, "drop", "cannot be used within a column that is not a struct; remove the column")
         elif how.as_ != "drop" and found is None:
             yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif how.as_ != "drop" and str(found) != "string":
-            what = f"needs a string, and the column is {found}; let records have a string there, or drop the field"
+            what = f"needs a string, but the column is {found}; declare it as string, or drop the field"
             yield Problem(place, how.as_, what)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")

@@ -1,4 +1,4 @@
-"""Model of the source of a declared stream's records."""
+"""The model of a stream's source of records."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ class Source(Model):
     topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
         default=(),
         min_length=1,
-        description="The topics that the stream reads; the records of all topics land in one table.",
+        description="The topics to read into one table.",
     )
     topic_pattern: str | None = Field(
         default=None,
         min_length=1,
-        description="Instead of `topics`: an RE2 expression that must match the whole topic name. A topic that "
-        "appears later is read from its beginning.",
+        description="Instead of `topics`: an RE2 expression that matches whole topic names. A topic created "
+        "later is read from its beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
     columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
         default=(),
         alias="schema",
-        description="With `transform`: the fields of a record, in the same syntax as `schema`. By default the columns "
-        "of `schema`.",
+        description="With `transform`: the fields of a record, in the syntax of `schema`; by default its columns.",
     )
-    key: Key | None = Field(default=None, description="The column that keeps a record's key.")
+    key: Key | None = Field(default=None, description="The column that stores a record's key.")
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
-        default=(), description="The columns that keep a record's headers, `{name: …, column: …}`."
+        default=(), description="The columns that store headers: `{name: …, column: …}`."
     )
     start: Start = Field(
         default="earliest",
@@ -46,22 +45,23 @@ class Source(Model):
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="What to do when retention deleted unread records, or the log was truncated below offsets that "
-        "were read. `fail` ends the writer and names the lost offsets. `skip` continues at the first "
-        "remaining offsets, and records the lost offsets in the snapshot's summary.",
+        description="If retention deleted unread records, or the log was truncated below offsets that were read: "
+        "`fail` ends the writer; `skip` continues at the first remaining offsets, and records the "
+        "lost ones in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,
-        description="librdkafka consumer properties, such as security. Secrets are references, never values.",
+        description="librdkafka consumer properties, such as `security.protocol`. Secrets must be references.",
     )
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """The topics that the stream reads, as a container: use `topic in source.reads` to test a topic."""
+        """The topics that the stream reads, as a container. Use `topic in source.reads` to test a topic."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property
     def topics_in_words(self) -> str:
+        """The declared topics, separated by commas, or the topic pattern."""
         return ", ".join(self.topics) or str(self.reads)
 
     @field_validator("bootstrap_servers", mode="before")

@@ -13,10 +13,10 @@ _OPTIONS.log_errors = False
 
 
 def regular_expression(text: str) -> Any:
-    """Compile a pattern that a user wrote. Raises ValueError if RE2 does not support it.
+    """Compile a pattern that a user wrote, with RE2. Raises ValueError if RE2 does not support it.
 
-    Python's `re` backtracks: a match may take forever while it holds the interpreter's lock, and SIGTERM cannot end it.
-    RE2 takes time linear in the length of the string.
+    The time of a match is linear in the length of the string. Python's `re` backtracks: a match may take forever, and
+    holds the interpreter's lock, so that SIGTERM cannot end it.
     """
     try:
         return re2.compile(text, _OPTIONS)
@@ -30,7 +30,7 @@ def regular_expression(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern(Container[str]):
-    """A regular expression that must match a whole topic name. Kafka's own topics (`__…`) never match."""
+    """A regular expression that matches whole topic names. Kafka's internal topics (`__…`) never match."""
 
     text: str
 
@@ -44,7 +44,7 @@ class TopicPattern(Container[str]):
 
 
 def named(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
-    """Return the declared topics. If a pattern is declared, returns the topics in `known` that match it."""
+    """Return the declared topics. For a pattern, return the topics in `known` that match it, sorted."""
     if isinstance(topics, TopicPattern):
         return tuple(sorted(topic for topic in known if topic in topics))
     return tuple(topics)

@@ -1,4 +1,4 @@
-"""The smallest and largest values of number and time types, and row filters that respect these limits.
+"""The smallest and largest values of number and time types, and row filters within these limits.
 
 The calendars of Iceberg and Python cover the years 1 to 9999.
 """
@@ -22,15 +22,18 @@ from pyiceberg.types import (
 )
 
 _EPOCH = date(1970, 1, 1).toordinal()
+"""Python's ordinal of 1970-01-01."""
 DAYS = (date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH)
+"""First and last date, in days since 1970."""
 MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+"""First and last timestamp, in microseconds since 1970."""
 
 
 def ends_of(kind: IcebergType) -> tuple[int, int] | None:
     """Return the smallest and largest value of a number or time type; None for other types.
 
-    For a decimal, these are integers without the decimal point. For dates and timestamps, days or microseconds since
-    1970.
+    The values of a decimal are integers without the decimal point. The values of dates are days since 1970, and those
+    of timestamps microseconds.
     """
     match kind:
         case IntegerType():
@@ -47,10 +50,10 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
 
 
 def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Return a filter for rows with values from `lowest` to `greatest`. A bound that all values meet is omitted.
+    """Return a filter for rows with values from `lowest` to `greatest`.
 
-    PyIceberg maps a filter to partitions with the value just beyond the bound, and raises if the type has no such
-    value.
+    A bound that all values of the type meet is omitted: PyIceberg would compare partitions with the value just beyond
+    the bound, and raise, because the type has no such value.
     """
     first, last = ends_of(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
@@ -62,7 +65,7 @@ def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpre
 
 
 def _unscaled(value: Any) -> Any:
-    """Return a decimal as an integer without the decimal point, as in `ends_of`. Any other value is unchanged."""
+    """Return a decimal as an integer without the decimal point, as `ends_of` does. Other values are unchanged."""
     if not isinstance(value, Decimal):
         return value
     sign, digits, _ = value.as_tuple()

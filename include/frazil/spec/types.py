@@ -24,7 +24,9 @@ PRIMITIVES = (
     "uuid",
     "binary",
 )
+"""Names of the primitive types without arguments."""
 ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>"))
+"""All types, for messages."""
 
 MAX_DECIMAL_PRECISION = 38
 """Maximum decimal precision (Iceberg specification, primitive types)."""
@@ -35,12 +37,14 @@ UNREADABLE = {
         "write string ('10:11:12'), or long if records hold a number"
     )
 }
-"""Types that frazil can write but an engine cannot read. Each has the reason why new tables refuse it, and what to
-write instead.
+"""Types that frazil can write but an engine cannot read. Each has the reason why frazil creates no table with it, and
+the types to write instead.
 """
 
 _FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
+"""Types of Iceberg's format version 3."""
 _JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
+"""Names of types in other systems whose values are JSON."""
 _ICEBERG_NAMES = {
     "bigint": "long",
     "int64": "long",
@@ -73,6 +77,7 @@ _ICEBERG_NAMES = {
     "row": "struct<name: type>",
     "struct": "struct<name: type>",
 }
+"""Iceberg's names of types that other systems call by different names, or that are written without arguments."""
 
 _SQL_NAMES = {
     re.compile(rf"(?:{words})\b", re.IGNORECASE): name
@@ -84,10 +89,11 @@ _SQL_NAMES = {
         ("binary (?:varying|large object)", "binary"),
     )
 }
-"""SQL types with names of several words, as tokens separated by one space."""
+"""Iceberg's names of SQL types with several words. The patterns match tokens separated by one space."""
 MAX_SQL_TOKENS = 8
-"""Maximum number of tokens compared with such a name: one more than `timestamp ( 6 ) without time zone` has."""
+"""Maximum number of tokens compared with the SQL names: one more than `timestamp ( 6 ) without time zone` has."""
 MAX_NESTING = 50
+"""Maximum nesting depth of a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +111,8 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """One field of a struct."""
+
     name: str
     type: Type
     required: bool = False
@@ -115,6 +123,8 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
+    """A struct type."""
+
     fields: tuple[Field, ...]
 
     def __str__(self) -> str:
@@ -123,7 +133,7 @@ class Struct:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """A list type. Elements may be null, which is Iceberg's default."""
+    """A list type. Elements may be null, as in Iceberg by default."""
 
     element: Type
 
@@ -143,10 +153,11 @@ class Map:
 
 
 Type = Primitive | Struct | List | Map
+"""Any Iceberg type."""
 
 
 def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
-    """Yield the dotted paths at which the primitive type `name` occurs in `kind`.
+    """Yield the dotted path of each occurrence of the primitive type `name` in `kind`.
 
     `where` is the path of `kind` itself.
     """
@@ -165,7 +176,9 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
 
 
 def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """Return the type at a path, the parts of Iceberg's full name of a column or field; None if it does not exist."""
+    """Return the type of a column or nested field; None if it does not exist. The path is its full name in Iceberg,
+    split at dots.
+    """
     found = columns.get(path[0])
     for part in path[1:]:
         match found:
@@ -184,14 +197,14 @@ _TOKEN = re.compile(
     r"(?<=[<,])\s*+(?P<name>[^\s<>(),:\[\]\"\\.][^<>(),:\[\]\"\\.\0-\x1f]*+)(?=:)"
     r"|\s*(?:(?P<word>[A-Za-z_][\w-]*)|(?P<number>\d+)|(?P<mark>[<>(),:\[\]]))"
 )
-"""A token of a type. The name of a struct's field may have spaces and any letters."""
+"""Matches a token of a type. The name of a struct's field may contain spaces and any letters."""
 
 
 def parse_type(text: str) -> Type:
     """Parse one Iceberg type, which may be nested.
 
     Raises ValueError with the part that cannot be parsed and the allowed types. For a type of another system
-    (`varchar`, `bigint`), the error has Iceberg's name of the type.
+    (`varchar`, `bigint`), the error suggests Iceberg's type.
     """
     parser = _Parser(_tokens(text))
     parsed = parser.parse_type()
@@ -214,7 +227,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive-descent parser for the tokens of one type."""
+    """Recursive-descent parser for the tokens of a type."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -222,6 +235,7 @@ class _Parser:
         self._nesting = 0
 
     def parse_type(self) -> Type:
+        """Parse the type that begins at the next token."""
         self._check_not_sql()
         name = self._next("a type")
         if self._peek() == "<":
@@ -235,7 +249,9 @@ class _Parser:
         raise _unknown(name)
 
     def _check_not_sql(self) -> None:
-        """Raise a clear ValueError for an SQL type of several words. The parser would only reject the second word."""
+        """Raise a ValueError that explains an SQL type of several words. Otherwise, the error would only be about the
+        second word.
+        """
         rest = " ".join(self._tokens[self._position : self._position + MAX_SQL_TOKENS])
         for pattern, name in _SQL_NAMES.items():
             if found := pattern.match(rest):
@@ -255,6 +271,7 @@ class _Parser:
         return made
 
     def check_end(self) -> None:
+        """Raise ValueError if there are more tokens."""
         if rest := self._tokens[self._position :]:
             raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
@@ -309,8 +326,8 @@ class _Parser:
         self._take(")")
         if not (1 <= precision <= MAX_DECIMAL_PRECISION and scale <= precision):
             raise ValueError(
-                f"has decimal({precision},{scale}); the precision is 1 to {MAX_DECIMAL_PRECISION}, "
-                "the scale 0 to the precision"
+                f"has decimal({precision},{scale}); the precision must be 1 to {MAX_DECIMAL_PRECISION}, "
+                "and the scale 0 to the precision"
             )
         return Primitive("decimal", (precision, scale))
 
@@ -319,13 +336,15 @@ class _Parser:
         length = self._number()
         self._take("]")
         if length == 0:
-            raise ValueError("has fixed[0]; the length is 1 or more")
+            raise ValueError("has fixed[0]; the length must be 1 or more")
         return Primitive("fixed", (length,))
 
     def _peek(self) -> str | None:
+        """Return the next token without taking it; None at the end."""
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _next(self, wanted: str, *, any_name: bool = False) -> str:
+        """Take the next token, which must be a name. `any_name` allows any characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
@@ -336,6 +355,7 @@ class _Parser:
         return token
 
     def _take(self, mark: str) -> None:
+        """Take the next token, which must be `mark`."""
         if self._peek() != mark:
             raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._end_message())
         self._position += 1
@@ -349,10 +369,12 @@ class _Parser:
 
     @staticmethod
     def _end_message() -> str:
+        """Return the message for a text that ends within a type."""
         return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED})"
 
 
 def _unknown(name: str) -> ValueError:
+    """Return the error for an unknown type, with a suggestion."""
     lower = name.lower()
     if lower in PRIMITIVES:
         return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")

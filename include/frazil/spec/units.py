@@ -1,4 +1,4 @@
-"""Parses and formats durations, sizes and counts, with units."""
+"""Parses and formats durations, sizes and counts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from datetime import timedelta
 from decimal import Decimal
 
 LONGEST = timedelta(days=100_000)
-"""Maximum duration: Python cannot wait for longer than 292 years."""
+"""Maximum duration. Python cannot wait for longer than 292 years."""
 MAX_SIZE_BYTES = 2**60
+"""Maximum size in bytes."""
 
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
@@ -28,10 +29,11 @@ _BYTES = {
     "TiB": 2**40,
 }
 _SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
+"""Matches a number of bytes, or a number with a unit."""
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
-    """Format a count: `1 row`, `3 batches`. With a verb (`is|are`): `1 row is`, `2 rows are`."""
+    """Format a number with its noun: `1 row`, `3 batches`. With a verb (`is|are`): `1 row is`, `2 rows are`."""
     plural = "es" if noun.endswith(("ch", "sh")) else "s"
     singular_verb, _, plural_verb = verb.partition("|")
     words = noun if number == 1 else f"{noun}{plural}"
@@ -39,7 +41,7 @@ def counted(number: int, noun: str, verb: str = "") -> str:
 
 
 def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
-    """Return the first `limit` sentences and, if any remain, how many: `a`, `b`, `and 3 more tables`."""
+    """Return the first `limit` sentences and, if there are more, their number: `a`, `b`, `and 3 more tables`."""
     more = len(sentences) - limit
     return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
 
@@ -47,7 +49,7 @@ def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
 def parse_duration(value: object) -> timedelta:
     """Parse `60s`, `250ms`, `1h30m`, `7d`, or `0`. A timedelta is returned unchanged.
 
-    Raises ValueError with the allowed forms. A number without a unit is refused, because its unit is ambiguous.
+    Raises ValueError with the allowed forms, also for a number without a unit, which would be ambiguous.
     """
     if isinstance(value, timedelta):
         duration = value
@@ -85,9 +87,8 @@ def parse_bytes(value: object) -> int:
 
 
 def format_duration(duration: timedelta) -> str:
-    """Format a duration as the shortest text that `parse_duration` accepts: `1h30m`, `250ms`, `0s`.
-
-    Rounds to milliseconds.
+    """Format a duration, rounded to milliseconds, as the shortest text that `parse_duration` accepts: `1h30m`, `250ms`,
+    `0s`.
     """
     rest_ms = round(duration / timedelta(milliseconds=1))
     text = ""
@@ -99,7 +100,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def rounded_bytes(size_bytes: float) -> str:
-    """Format a measured size, rounded: `512 B`, `1.4 GiB`."""
+    """Format a measured size with one decimal: `512 B`, `1.4 GiB`."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -109,7 +110,7 @@ def rounded_bytes(size_bytes: float) -> str:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Format a size in the largest unit that divides it, so that `parse_bytes` accepts it: `128MiB`, `1GB`."""
+    """Format a size exactly, in the largest unit that divides it: `128MiB`, `1GB`. `parse_bytes` accepts the result."""
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):

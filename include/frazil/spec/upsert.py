@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 TOMBSTONES = "tombstones"
+"""Short form of `delete` for tombstones alone."""
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
+"""First names of the paths that `Envelope.metadata` may use."""
 UNKEYED = ("float", "double")
 """Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
 ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
+"""Types of the column `order-by`."""
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
 """Fields of an envelope that are texts with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
@@ -28,16 +31,14 @@ DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolea
 
 
 class Delete(Model):
-    """The records that delete the row of their key: `tombstones` alone, or a mapping."""
+    """Which records delete the row of their key: `tombstones`, or a mapping."""
 
-    column: str | None = Field(
-        default=None, description="The column whose value distinguishes a delete from other changes."
-    )
-    values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mean a delete.")
+    column: str | None = Field(default=None, description="The column that marks deletes.")
+    values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mark a delete.")
     tombstones: bool = Field(
         default=False,
-        description="A record without a value deletes the row of its Kafka key. Either `source.key` fills the only "
-        "key column, or the fields of the Kafka key are the key columns.",
+        description="A record without a value deletes the row of its Kafka key: `source.key` fills the only key "
+        "column, or the Kafka key's fields are the key columns.",
     )
 
     @model_validator(mode="before")
@@ -52,28 +53,31 @@ class Delete(Model):
                 "does not specify which records are deletes; write tombstones, or {column: op, values: [d]}"
             )
         if (self.column is None) == bool(self.values):
-            raise ValueError("needs both a column and its values that mean a delete")
+            raise ValueError("needs both a column and the values that mark a delete")
         return self
 
 
 How = Literal["auto", "copy-on-write", "merge-on-read"]
+"""How an upsert stream changes existing rows: see `merge` in the declaration."""
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield problems of an upsert stream or, for an append stream, of settings that only an upsert stream may have."""
+    """Yield the problems of an upsert stream. For an append stream, yield the settings that only an upsert stream may
+    have.
+    """
     if spec.mode == "append":
         if envelope_of(spec.source.format):
             what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
             yield Problem("source.format.envelope", None, what)
         for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
             if value:
-                yield Problem(name, None, "needs mode: upsert; add that, or leave this out")
+                yield Problem(name, None, "needs mode: upsert; add it, or leave this out")
         if spec.merge != "auto":
-            yield Problem("merge", spec.merge, "needs mode: upsert; add that, or leave this out")
+            yield Problem("merge", spec.merge, "needs mode: upsert; add it, or leave this out")
         return
     columns = {column.name: column for column in spec.columns}
     if not spec.key:
-        yield Problem("key", None, "is missing: mode: upsert needs the columns that tell one row from every other")
+        yield Problem("key", None, "is missing; mode: upsert needs the columns that identify a row")
     yield from key_problems(spec, "key", spec.key, columns)
     yield from _order(spec, columns)
     yield from _delete(spec, columns)
@@ -89,13 +93,13 @@ def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: di
         if (column := columns.get(name)) is None:
             yield Problem(place, name, f"is not a column of the schema{did_you_mean(name, columns)}")
         elif "<" in column.type or column.type in UNKEYED:
-            yield Problem(place, name, f"is a column of type {column.type}, whose values do not tell rows apart")
+            yield Problem(place, name, f"is a column of type {column.type}, which cannot identify rows")
         elif not column.required:
             yield Problem(place, name, "may be null; declare the column `not null`")
         elif name in key[:index]:
             yield Problem(place, name, "is named twice")
         elif spec.sensitive and (how := spec.sensitive.kept.get(name)) and how.as_ == "mask":
-            yield Problem(place, name, "is masked, and so no longer tells rows apart; hash or tokenize it")
+            yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
 def _order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
@@ -106,7 +110,9 @@ def _order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     elif column.type and column.type.partition("(")[0] not in ORDERED:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERED)}")
     elif spec.sensitive and name in spec.sensitive.kept:
-        yield Problem("order-by", name, "is a sensitive field, and its protected values have another order")
+        yield Problem(
+            "order-by", name, "is a sensitive field, whose protected values have a different order; name another column"
+        )
 
 
 def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
@@ -126,21 +132,23 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
                     yield Problem(f"delete.values.{index}", value, what)
     if key_fields(spec) and not _has_fields(spec):
         what = (
-            "needs the key of records: declare source.key, and let key name its column alone. Or let records be json, "
-            "or avro or protobuf with a registry: then fields of their keys are the key columns"
+            "needs the keys of records: declare source.key, and only its column in key. Or use json, or avro or "
+            "protobuf with a registry: then the fields of record keys fill the key columns"
         )
         yield Problem("delete.tombstones", True, what)
 
 
 def key_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that are filled from fields of a tombstone's key, not from the whole key."""
+    """Return the key columns that the fields of a tombstone's key fill; empty if tombstones delete nothing, or
+    `source.key` fills the key.
+    """
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
 def _has_fields(spec: StreamSpec) -> bool:
-    """Return whether record keys have fields, assuming that they are encoded in the format of the values."""
+    """Return whether the keys of records have fields. Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -148,10 +156,13 @@ def _has_fields(spec: StreamSpec) -> bool:
 
 
 def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+    """Yield the problems of a Debezium envelope and its metadata columns."""
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
-        yield Problem("delete", None, "is part of the events themselves; leave it out")
+        yield Problem(
+            "delete", None, "is not needed, because the envelope's events mark deletes themselves; leave it out"
+        )
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
@@ -160,9 +171,9 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
             yield Problem(place, path, "is a key column, which the row itself fills; leave it out")
         elif path == POSITION:
             if column.type not in {"string", ""}:
-                yield Problem(place, path, f"is a string, and the column is {column.type}; make it string")
+                yield Problem(place, path, f"is a string, but the column is {column.type}; make it string")
             elif column.required:
-                yield Problem(place, path, "is null for a snapshot's rows, and the column is not null; let it be null")
+                yield Problem(place, path, "is null for a snapshot's rows, but the column is not null; remove not null")
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
             yield Problem(place, path, what)
@@ -172,6 +183,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
 
 
 def _transactions(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield the problems of a topic of transaction ends."""
     envelope = envelope_of(spec.source.format)
     if envelope is None or (topic := envelope.transactions) is None:
         return
@@ -181,18 +193,20 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
             place, topic, "needs exactly one topic of events in source.topics, so that transactions are in order"
         )
     elif topic in spec.source.topics:
-        yield Problem(place, topic, "is the topic of events itself; the connector has another one for transactions")
+        yield Problem(place, topic, "is the topic of the events; name the connector's topic of transactions")
     if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:
-        yield Problem(place, topic, "needs a registry: records of that topic have a schema of their own")
+        yield Problem(place, topic, "needs a registry, because that topic's records have their own schema")
     if spec.order_by is None:
-        what = "needs order-by: otherwise events that a connector repeats would show part of an older transaction"
+        what = "needs order-by; without it, events that the connector repeats would show part of an older transaction"
         yield Problem(place, topic, what)
 
 
 def _reserved(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each column whose name change files use for Kafka coordinates."""
+    """Yield a problem for each column with the name of a coordinate. Change files store coordinates even if the table
+    does not.
+    """
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:
-                what = "has the name of a column that each change stores about its record; rename it"
+                what = "has the name of a coordinate, which each change stores in any case; rename it"
                 yield Problem(f"schema.{column.name}", column.type or None, what)

@@ -1,6 +1,6 @@
-"""Types of YAML values (durations, sizes, times, mappings), and the base model of all declarations.
+"""Types of YAML values (durations, sizes, times, mappings), and the base class of all declarations.
 
-The ValueError of a validator is the end of a sentence: `frazil.spec.problems` puts the file, key and value in front.
+The ValueError of a validator is the end of a sentence: `frazil.spec.problems` adds file, key and value before it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, par
 from frazil.timetext import parse_moment
 
 MAX_PERCENT = 99
+"""Maximum of a `Percent`."""
 MAX_TEXT_CHARACTERS = 100_000
-"""Maximum length of any string in a declaration, unless its key has a lower limit. Certificates and schemas are
-the longest strings.
+"""Maximum length of a string in a declaration, unless its key has another limit. Certificates and schemas are the
+longest.
 """
 MAX_DESCRIPTION_CHARACTERS = 10_000
+"""Maximum length of a description or documentation."""
 
 
 def _kebab(name: str) -> str:
@@ -58,7 +60,10 @@ def _start(value: object) -> object:
 
 
 def _moment(value: object, besides: str = "") -> datetime:
-    """Parse a time. Refuses a time without a zone, whose meaning would differ between machines."""
+    """Parse a time. Raises ValueError for a time without a zone, because its meaning would differ between machines.
+
+    `besides` lists other allowed values, for the message.
+    """
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
@@ -69,7 +74,7 @@ def _moment(value: object, besides: str = "") -> datetime:
 
 
 def _texts(value: object) -> object:
-    """Convert numbers and booleans to text, because Kafka, Iceberg and Spark expect properties as text."""
+    """Convert a mapping's numbers and booleans to text, which Kafka, Iceberg and Spark expect as properties."""
     if not isinstance(value, Mapping):
         return value
     return {
@@ -79,7 +84,7 @@ def _texts(value: object) -> object:
 
 
 def _refuse_boolean(value: object) -> object:
-    """Refuse booleans, because pydantic would accept `true` as 1."""
+    """Raise ValueError for booleans, because pydantic would accept `true` as 1."""
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
@@ -87,10 +92,10 @@ def _refuse_boolean(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Restricts an `int` of a declaration to `minimum` to `maximum`, by default the limit of Spark and Iceberg.
+    """Restricts an integer of a declaration to the range from `minimum` to `maximum`. The default maximum is the limit
+    of Spark and Iceberg.
 
-    Bounds are set here, because pydantic loses some bounds of a key's `Field`, in its check or its JSON Schema. That
-    happens with two upper bounds, or with one and a validator.
+    In pydantic's `Field`, a bound can be lost if a key has two upper bounds, or one and a validator.
     """
 
     minimum: int = 1
@@ -103,16 +108,18 @@ class Whole:
 
 
 Count = Annotated[int, Whole()]
+"""An integer from 1."""
 Several = Annotated[int, Whole(minimum=2)]
+"""An integer from 2."""
 Records = Annotated[int, Whole(maximum=2**63 - 1)]
-"""An integer up to the largest number of offsets in a Kafka partition."""
+"""An integer from 1 to the largest number of offsets in a Kafka partition."""
 Percentage = Annotated[int, Whole(maximum=100)]
-"""A percentage as a bare number; `Percent` may also be written with a percent sign."""
+"""A percentage as a plain number from 1 to 100. `Percent` also accepts a percent sign."""
 
 
 @dataclass(frozen=True, slots=True)
 class YamlForm:
-    """How a value is written in YAML, in words, for the configuration reference."""
+    """Describes in words how a value is written in YAML, for the configuration reference."""
 
     words: str
 
@@ -136,15 +143,18 @@ Duration = Annotated[
     _DURATION_JSON,
     YamlForm("duration: `60s`, `1h30m`"),
 ]
+"""A duration of 0 or more."""
 PositiveDuration = Annotated[
     timedelta,
     BeforeValidator(_positive_duration),
     _DURATION_TEXT,
     _DURATION_JSON,
-    YamlForm("duration above 0: `250ms`, `60s`"),
+    YamlForm("duration: `250ms`, `60s`"),
 ]
+"""A duration above 0."""
 SIZE = YamlForm("size: `128MiB`, `1GB`, or bytes")
 Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
+"""A size above 0, in bytes."""
 _PERCENT_JSON = WithJsonSchema(
     {
         "anyOf": [
@@ -154,22 +164,26 @@ _PERCENT_JSON = WithJsonSchema(
     }
 )
 Percent = Annotated[int, BeforeValidator(_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
+"""A percentage from 0 to 99, as a number or with a percent sign."""
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
+"""Where a new stream begins to read."""
 Moment = Annotated[datetime, BeforeValidator(_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
+"""A time with a zone."""
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_texts),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
     YamlForm("mapping of properties"),
 ]
+"""A mapping of properties, whose numbers and booleans become text."""
 
 
 class Model(BaseModel):
-    """Base of all declared models. Fields are snake_case in Python and kebab-case in YAML.
+    """Base class of all declared models. Fields are snake_case in Python and kebab-case in YAML.
 
     Unknown keys are errors, and every string has a maximum length.
     """

@@ -1,4 +1,6 @@
-"""Reads YAML by the rules of YAML 1.2: `on` and `no` are strings, times are strings, a duplicate key is an error."""
+"""Reads YAML by the rules of YAML 1.2: `on` and `no` are strings, times are strings, and a duplicate key is an
+error.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,22 @@ from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
 MAX_BYTES = 4 * 2**20
-"""Maximum size of a declaration in bytes. Larger files are not declarations."""
+"""Maximum size of a declaration's file."""
 
 MAX_NESTING = 50
 """Maximum nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 MAX_REPEATED = 100_000
-"""Maximum number of nodes that aliases may repeat. Aliases of aliases multiply a few lines exponentially."""
+"""Maximum number of nodes that aliases may repeat. A few lines of nested aliases could repeat exponentially many."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""PyYAML's safe loader: the C implementation if it is installed."""
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
     """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers.
 
-    Keys are always strings.
+    Keys are always strings. A duplicate key is an error.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -63,12 +66,13 @@ _StreamLoader.add_implicit_resolver(
 def read_mapping(path: Path) -> Mapping[str, Any]:
     """Return the mapping in a file. It is shared and must not be changed.
 
-    Raises SpecError with the file's name. If the file is not YAML, the error also has the line and column.
+    Raises SpecError with the file's name and, if the file is not valid YAML, the line and column.
     """
     return _FILES.get(path)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    """Load the mapping in a file. Raises SpecError like `read_mapping`."""
     text = _text(path)
     try:
         _check_size(text)
@@ -93,9 +97,12 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _text(path: Path) -> str:
+    """Return the text of a file. Raises SpecError if it is missing, too large, unreadable or not UTF-8."""
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise SpecError(f"{path}: has {size:,} bytes, and a declaration at most {MAX_BYTES:,}; is it another file?")
+            raise SpecError(
+                f"{path}: has {size:,} bytes, but a declaration has at most {MAX_BYTES:,}; is this the right file?"
+            )
         content = path.read_bytes()
         return content.decode()
     except FileNotFoundError:
@@ -108,7 +115,7 @@ def _text(path: Path) -> str:
 
 
 def _check_size(text: str) -> None:
-    """Check the nesting depth, and the number of nodes after each alias is replaced by the node to which it refers."""
+    """Check the nesting depth, and the number of nodes that aliases repeat. Raises yaml.YAMLError."""
     repeated = 0
     anchored: dict[str | None, int] = {}
     sizes: list[int] = [0]  # of the collections that are open
@@ -142,29 +149,32 @@ def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
     before, line = ["", *lines, ""][place : place + 2]
     opened = f"line {began.line + 1}" if began else "a line above"
     if strange := _BLANKS.search(f"{before} {line}"):
-        return f"; there, or in the line above, write a plain space for the character U+{ord(strange[0]):04X}"
+        return f"; in this line or the one above, replace the character U+{ord(strange[0]):04X} with a plain space"
     if "\t" in line[: len(line) - len(line.lstrip())] or "'\\t'" in problem:
-        return "; indent with spaces, because YAML allows no tabs"
+        return "; indent with spaces, because YAML does not allow tabs"
     if re.search(r"\b(struct|list|map)\s*<", line):
-        return '; quote the type, because it holds ": " or ",": "list<struct<a: int>>"'
+        return '; quote the type, because it contains ": " or ",": "list<struct<a: int>>"'
     if "mapping values are not allowed" in problem and re.fullmatch(r"\s*[\w-]+:[^\s/]\S*\s*", before):
         return "; put a space after the colon in the line above"
     return next((f"; {what.format(opened=opened)}" for part, what in _HINTS.items() if part in problem), "")
 
 
 _BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")
+"""Matches characters that look like a space."""
 _HINTS = {
     "cannot start any token": "quote a value that begins with such a character",
-    "mapping values are not allowed": 'quote a value that holds ": ", or begin a new line before the second key',
+    "mapping values are not allowed": 'quote a value that contains ": ", or begin a new line before the second key',
     "alphabetic or numeric": "quote a value that begins with * or &",
     "undefined alias": "quote a value that begins with *",
     "constructor for the tag": "quote a value that begins with !",
-    "another document": "declare one stream in each file, without --- between two",
+    "another document": "declare one stream per file, and remove the ---",
     "did not find expected key": "indent it like its neighbouring keys, which begin in {opened}",
-    "did not find expected ','": "close the bracket that begins in {opened}, and quote a value that holds a bracket",
+    "did not find expected ','": "close the bracket that begins in {opened}, and quote a value that contains a bracket",
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",
 }
+"""Hints by a part of PyYAML's message."""
 
 
 _FILES = FileCache(_read)
+"""Cache of the mappings by file."""

@@ -1,6 +1,6 @@
 """Derives the state of a stream from its supervisor's decision, its table and Kafka. Pure.
 
-`derive_from_decision` uses the supervisor's decision alone. `refine_state` adds the table and Kafka, and never
+`derive_from_decision` uses only the supervisor's decision. `refine_state` adds the table and Kafka, and never
 contradicts the decision.
 """
 
@@ -27,21 +27,24 @@ from frazil.timetext import ago
 CRASHES = 3
 """Number of consecutive ends without a commit after which a writer counts as crash-looping."""
 STARTS_WITHIN_MS = Policy().max_backoff_ms
-"""Maximum time (ms) that a supervisor waits after a writer's end or an operator's request before it starts one."""
+"""Maximum time (ms) from a writer's end, or an operator's request, until a supervisor starts the next writer."""
 MAX_ERROR_CHARACTERS = 1000
 """Maximum number of characters shown of a writer's last error."""
 MAX_REASON_CHARACTERS = 800
-"""Maximum number of characters of an error within an alert's sentence."""
+"""Maximum number of characters that an alert's sentence quotes from an error."""
 
 
 def derive_from_decision(
     known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state according to the supervisor's decision, and the `problem` of carrying it out, if any."""
+    """Return the state that the supervisor's decision determines, as a copy of `known`.
+
+    `problem` is the error of carrying out the decision; None if there was none.
+    """
     row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if problem is not None:
-        state, sentence = State.STOPPED, f"{decision.action} fails, and is tried again: {problem}"
+        state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _RANKS[state]
     cause = row[-1].ended_at_ms if row and state in _UNREACHABLE.values() else None
     given_up = observed.notes.given_up
@@ -92,7 +95,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
-"""Each state's level, and the alert rule whose runbook entry covers it; "" if none does."""
+"""Each state's level, and the alert rule whose runbook entry covers the state; empty if none does."""
 
 
 _UNREACHABLE: Mapping[int | None, State] = {
@@ -102,7 +105,7 @@ _UNREACHABLE: Mapping[int | None, State] = {
     StorageUnavailable.exit_code: State.STORAGE_UNAVAILABLE,
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
-"""The state after an exit code that names a service. Restarts continue until the service answers."""
+"""The state after an exit code that names an unreachable service. Restarts continue until the service responds."""
 OUTAGES = frozenset({State.OUTAGE, *_UNREACHABLE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
 
@@ -118,7 +121,9 @@ def _state_from_decision(decision: Decision, observed: Observed, row: Sequence[E
 
 
 def _state_of_writer(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
-    """Return the state of a writer that should run. `row` has the ends in a row that still matter, newest first."""
+    """Return the state of a writer that should run. `row` has its consecutive crashes that still count, newest
+    first.
+    """
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _UNREACHABLE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
@@ -128,7 +133,7 @@ def _state_of_writer(decision: Decision, observed: Observed, row: Sequence[ExitR
 
 
 def live_state(heartbeat: Heartbeat | None) -> State:
-    """Return the state of a writer that runs and was not asked to stop."""
+    """Return the state of a running writer that was not asked to stop."""
     if heartbeat is None or heartbeat.epoch is None:
         return State.STARTING
     if heartbeat.stall is not None:
@@ -139,7 +144,9 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 
 
 def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
-    """Describe a state with details from the heartbeat; `otherwise` if it has none of this state."""
+    """Return a sentence about a state with details from the heartbeat; `otherwise` if it has no details about this
+    state.
+    """
     if heartbeat is None:
         return otherwise
     if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
@@ -154,7 +161,7 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
 
 
 def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
-    """Describe the writer's process from an observation of its run folder."""
+    """Return the writer's process, running or ended, as an observation of its run folder shows it."""
     launch, heartbeat = observation.launch, observation.heartbeat
     if launch is None:
         return WriterProcess(state=observation.process)
@@ -189,7 +196,10 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
 
 
 def _last_words(writer: Observation) -> str:
-    """Return a sentence with the last writer's error, which the heartbeat has first; empty without an error."""
+    """Return a sentence with the last writer's error; empty without an error.
+
+    The heartbeat has the error before the exit record does.
+    """
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
@@ -198,7 +208,7 @@ def _last_words(writer: Observation) -> str:
 
 
 def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    """Describe what is wrong with the writer's running process, or how its last process ended."""
+    """Return sentences about problems of the writer's running process, or about the end of its last process."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
         silent = ago(now_ms - process.heartbeat_at_ms)
@@ -233,9 +243,10 @@ def promise_ms(spec: StreamSpec) -> int:
 
 
 def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
-    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if none waits.
+    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if no record waits.
 
-    The stream's last commit replaces an unknown `caught_up_at_ms`. None before the first commit.
+    If it is not known when the writer had last caught up, the age counts from the last commit. Returns None before the
+    first commit.
     """
     since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
     if since_ms is None:
@@ -244,9 +255,10 @@ def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state of `derive_from_decision` with the table and Kafka. The first check that finds a state counts.
+    """Refine the state of `derive_from_decision` with what the table and Kafka show.
 
-    They check, in this order: what stops the stream, what delays it, and whether it runs.
+    The checks ask, in this order, what stops the stream, what delays it, and whether it runs. The first check that
+    finds a state decides.
     """
     found = (
         _final(known)
@@ -270,7 +282,9 @@ _Result = tuple[State, str]
 
 
 def _final(known: StreamState) -> _Result | None:
-    """Return the state if it takes precedence over the table's: paused, given up or crash-looping."""
+    """Return a state that no finding about the table or Kafka can change: paused, given up or crash-looping. Otherwise
+    None.
+    """
     if known.state is State.PAUSED:
         return State.PAUSED, known.desired_reason or ""
     if known.state is State.GIVEN_UP:
@@ -283,7 +297,10 @@ def _final(known: StreamState) -> _Result | None:
 
 
 def _unreachable(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
-    """Return the state if the writer waits for Kafka or a schema registry, or was restarted because of an outage."""
+    """Return the state of a writer that waits for a service; None otherwise.
+
+    The service is Kafka, a schema registry, or one whose outage ended the last writer.
+    """
     if known.state not in _UNREACHABLE.values() or known.unreachable_since_ms is None:
         return None
     return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
@@ -306,6 +323,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
 
 
 def _stopped(known: StreamState) -> _Result | None:
+    """Return the state if the table is missing or unreadable, or the last writer failed; None otherwise."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
         return State.TABLE_UNREADABLE, first
@@ -317,7 +335,7 @@ def _stopped(known: StreamState) -> _Result | None:
 
 
 def _without_writer(known: StreamState, *, now_ms: int) -> _Result | None:
-    """Return a state if this host's last writer has ended and no other host has committed since."""
+    """Return the state if this host's last writer has ended and no other host has committed since; None otherwise."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
@@ -335,6 +353,7 @@ def _without_writer(known: StreamState, *, now_ms: int) -> _Result | None:
 
 
 def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
+    """Return the state if the writer is stalled, silent, late or slow, or has a problem; None otherwise."""
     if known.stall is not None:
         return State.STALLED, known.stall.reason
     if known.writer.stale:
@@ -362,6 +381,7 @@ def late_sentence(known: Waiting, age_ms: int, *, now_ms: int) -> str:
 
 
 def _without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result:
+    """Return the state of a stream for which no other check found a state."""
     if known.writer.pid is not None:
         return _running(known)
     age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
@@ -381,12 +401,12 @@ def _running(known: StreamState) -> _Result:
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:
-    """Describe when the stream was reset, and the next step."""
+    """Return a sentence about when the stream was reset, and the next step."""
     return f"reset {ago(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
 
 
 def describe_exit(writer: WriterProcess) -> str:
-    """Describe a writer's exit code."""
+    """Return a writer's exit code in words, such as `13 (Fenced)`."""
     if writer.exit_code is None and writer.error:
         return "no exit code"
     if writer.exit_code is None:

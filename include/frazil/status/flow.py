@@ -19,16 +19,19 @@ DAY_MS = 24 * HOUR_MS
 BUCKETS = 30
 """Number of parts into which the last hour is divided, two minutes each."""
 RATE_OVER_MS = HOUR_MS // 6
+"""Shortest period (ms) that a rate covers."""
 RECENT_MS = HOUR_MS // 12
-"""Time (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
+"""Period (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
 INTERVALS = 3
-"""Minimum number of maximum commit intervals that a rate covers."""
+"""Minimum number of the stream's longest commit intervals that a rate covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitCounts:
+    """The time of one commit, and its records and dead letters."""
+
     at_ms: int
     records: int
     rejected: int
@@ -48,7 +51,7 @@ class CommitSums:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Rates and counts of a stream's recent commits, limited to the table's existing snapshots."""
+    """Rates and counts of a stream's recent commits, as far as the table still has their snapshots."""
 
     records_per_s: float | None
     """Records per second in the last ten minutes or three commit intervals; None before the first commit."""
@@ -58,11 +61,11 @@ class Flow:
     rejected_since_ms: int | None = None
     """When the count of rejected records starts; None if it covers the last day. See `counted_since`."""
     rejected_since_reset: bool = False
-    """Whether that count starts at the stream's last reset, and not at the oldest existing snapshot."""
+    """Whether that count starts at the stream's last reset instead of the oldest existing snapshot."""
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """The period of `measured`: an hour, or until it has `MIN_RECORDS` records, at most a day."""
+    """The period of `measured`: an hour, or longer until it has `MIN_RECORDS` records, but at most a day."""
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
@@ -71,7 +74,9 @@ class Flow:
 
     @property
     def recent_reasons(self) -> Reasons:
-        """Map each error class of `measured` to its new dead letters in the last `recent_minutes`, perhaps 0."""
+        """The dead letters of the last `recent_minutes` by error class: all classes of `measured`, perhaps with a count
+        of 0.
+        """
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -114,7 +119,10 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first, and the one before them if its snapshot exists."""
+    """Return the stream's commits since `since_ms`, newest first.
+
+    The last one is the commit before that time, if its snapshot exists.
+    """
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
@@ -128,7 +136,9 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return when the shortest period of an hour or more with `MIN_RECORDS` records starts; at most a day ago."""
+    """Return the start of the shortest period of an hour or more with `MIN_RECORDS` records, but not more than a day
+    ago.
+    """
     records = 0
     for snapshot in lately:
         records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records
@@ -153,7 +163,7 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
 
 
 def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
-    """Compute a flow from the stream's commits, newest first. The rate covers the last `over_ms` milliseconds."""
+    """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None

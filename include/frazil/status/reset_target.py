@@ -36,7 +36,7 @@ class ResetTarget:
 
 
 def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
-    """Return which offsets Kafka has, and where its logs were truncated below the marker."""
+    """Return the offsets that Kafka has, and where its logs were truncated before the marker's offsets."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
@@ -67,6 +67,10 @@ def target_offsets(
 
 
 def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
+    """Return the marker's offsets, limited to those that Kafka has.
+
+    Without a marker, raises MarkerUnreadable unless `named` has every topic-partition.
+    """
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}
@@ -102,20 +106,25 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 
 
 Merged = Literal["no", "by order", "by arrival", "dropped"]
+"""How a table handles records that it gets a second time."""
 
 
 def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
-    """Describe which records the table never gets after a reset, and which it may get twice. Pure.
+    """Return sentences about the records that the table never gets after a reset, and those that it may get twice.
+    Pure.
 
-    `merged` is how the table handles records that it gets twice. "no" means that each record is a row. "dropped" means
-    that the stream has dedupe. Otherwise it is how an upsert stream orders changes.
+    `merged` says how the table handles records that it gets twice. With "no", each of them is another row. With
+    "dropped", the stream has dedupe. Otherwise, an upsert stream orders changes in this way.
     """
     sentences = []
     if seen.rolled_back:
-        sentences.append("The table was rolled back to before the marker: its remaining rows show its records.")
+        sentences.append(
+            "The table was rolled back to before the marker: its remaining rows show which records it has."
+        )
     if seen.unknown:
         sentences.append(
-            f"Which records the table has is unknown, and so are the skipped and repeated ones: {seen.unknown}."
+            "It is unknown which records the table has, and therefore which will be skipped or repeated: "
+            f"{seen.unknown}."
         )
     for topic in _recreated_topics(seen, now):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
@@ -124,8 +133,10 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
     for m in plan:
         if m.rewritten:
             sentences.append(
-                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. After it, Kafka has or "
-                f"will have other records than the table has for {m.rewritten:,} offsets. The table gets them too, and "
+                f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
+                "or "
+                f"will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
+                "too, and "
                 "keeps those that Kafka lost."
             )
     if skipped:

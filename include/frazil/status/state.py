@@ -39,14 +39,18 @@ class State(StrEnum):
     PAUSING = "pausing"
     RESTARTING = "restarting"
     SILENT = "silent"
+    """The writer's process runs, but its heartbeat is old."""
     LATE = "late"
+    """Records wait longer than the declaration allows."""
     PROBLEM = "has a problem"
     NO_TABLE = "no table"
     ANOTHER_TABLE = "another table"
-    """The stream wrote to another table than the one that now has its table's name."""
+    """The stream's table was replaced by a different table of the same name."""
     TABLE_UNREADABLE = "table unreadable"
     NO_WRITER = "no writer"
+    """No writer runs on this host, and no other host has committed lately."""
     ELSEWHERE = "commits elsewhere"
+    """A writer on another host commits."""
     NOT_BEGUN = "not begun"
     LOADING = "loading"
     NO_ANSWER = "no answer"
@@ -65,7 +69,7 @@ class Level(IntEnum):
     UNKNOWN = 2
     """The stream or table is being read, or does not respond."""
     QUIET = 3
-    """The stream or table is intentionally idle: paused, or not begun."""
+    """The stream or table is intentionally idle: paused, or not started yet."""
     WELL = 4
 
 
@@ -120,25 +124,25 @@ class StreamState:
     problem: str | None = None
     """The error in the stream's declaration; None if it is valid."""
     missing: str | None = None
-    """Why the catalog no longer has the stream's own table under its name; None if it has not lost it."""
+    """Why the catalog does not have the stream's own table under its name; None if it has it."""
     crashes: int = 0
-    """Number of times in a row that a writer ended without progress; 0 once the running writer makes some."""
+    """Number of consecutive times that a writer ended without progress; 0 once the running writer makes progress."""
     given_up: str | None = None
     """Why the supervisor gave up; None if it did not."""
     unreachable_since_ms: int | None = None
-    """Since when, at least, the service of an `unreachable` state has not answered; None if it answers."""
+    """A time since which the service of an `unreachable` state has not responded; None if it responds."""
     last_words: str = ""
     """The error of the last writer, as a sentence; empty without an error."""
     registry: bool = False
-    """Whether the last writer ended because a schema registry did not respond, and none has committed since."""
+    """Whether the last writer ended because a schema registry did not respond, and no writer has committed since."""
     epoch: int | None = None
     batch: int | None = None
     lag: int | None = None
-    """Number of records not yet committed, from the live writer on this host, or else from Kafka's offsets."""
+    """Number of records not yet committed: from the live writer on this host, otherwise from Kafka's offsets."""
     caught_up_at_ms: int | None = None
-    """When the last writer of this host had last committed every record in Kafka: no waiting record is older."""
+    """When this host's last writer had last committed every record in Kafka. No waiting record is older."""
     in_transactions: int = 0
-    """Number of offsets that wait for transactions to end, if a live writer on this host reports them."""
+    """Number of offsets that wait for the end of transactions, if a live writer on this host reports them."""
     backpressure_ms: int | None = None
     """Milliseconds by which the live writer's batches exceed their interval; None while it waits for a service."""
     last_commit_at_ms: int | None = None
@@ -149,7 +153,7 @@ class StreamState:
     """The snapshot of the commit that wrote the marker."""
     table_exists: bool | None = None
     alive: bool | None = None
-    """Whether a writer runs, on this host or, judging by its commits, on another one; None if unknown."""
+    """Whether a writer runs, on this host or, as its commits show, on another host; None if unknown."""
     waiting_batches: int | None = 0
     """Number of batches that are journaled but not committed, counted only if the last commit is old."""
     rolled_back: bool = False
@@ -181,7 +185,7 @@ class StreamState:
     routed: bool = False
     """Whether the stream has written to routed tables."""
     amiss: Mapping[str, str] = field(default_factory=dict)
-    """Describes each routed table that is missing rows or was dropped; also in `problems`."""
+    """A description of each routed table that is missing rows or was dropped. `problems` has these too."""
 
     @property
     def reset_since_end(self) -> bool:
@@ -196,7 +200,9 @@ class StreamState:
 
     @property
     def commits_elsewhere(self) -> bool:
-        """Whether another host made the last commit: this host's last writer, if any, ended before it."""
+        """Whether another host made the last commit. If this host's last writer committed at all, it ended before
+        that.
+        """
         if self.last_commit_at_ms is None or not self.writer.has_ended:
             return self.last_commit_at_ms is not None and self.writer.pid is None
         if self.writer.epoch is not None and self.commit_epoch is not None:

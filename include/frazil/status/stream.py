@@ -31,10 +31,12 @@ from frazil.timetext import utc
 
 KAFKA_ANSWERS_WITHIN_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
-"""How a problem begins if it makes the lag unknown."""
+"""The beginning of a problem that makes the lag unknown."""
 ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back to a snapshot before the marker's"
 WATCHED_MS = 30_000
-"""Maximum age (ms) of a supervisor's last record in the run folder while it counts as watching the writer."""
+"""Maximum age (ms) of a supervisor's last record in the run folder. After that, it no longer counts as watching the
+writer.
+"""
 
 
 def stream_state(
@@ -43,8 +45,8 @@ def stream_state(
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in the stream's declaration, or None. Without `in_full`, neither Kafka nor routed tables are
-    read, and waiting batches are counted instead. `out_of_reach` means that the catalog does not respond, so it is not
-    read. Raises only errors due to an upgrade of frazil.
+    read, and waiting batches are counted instead. With `out_of_reach`, the catalog does not respond and is not read.
+    Raises only errors that come from an upgrade of frazil.
     """
     folder = run_folder(spec.name)
     try:
@@ -75,6 +77,7 @@ def stream_state(
 
 
 def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
+    """Add whether a writer runs, and refine the state."""
     return refine_state(replace(known, alive=_alive(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
@@ -128,7 +131,9 @@ def _silent_since_ms(stall: Stall | None) -> int | None:
 
 
 def _caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    """Return when this host's last writer had committed every record; None if another writer has committed since."""
+    """Return when this host's last writer had committed every record; None if a different writer has committed
+    since.
+    """
     if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
         return None
     return heartbeat.caught_up_at_ms
@@ -161,7 +166,7 @@ def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop problems whose error the first problem contains, such as a table's error that ended the writer."""
+    """Drop problems whose error is part of the first problem, such as the table's error that ended the writer."""
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
@@ -182,7 +187,7 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
 
 
 def _recovered(observed: Observed, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
-    """Return a notice about the last hour's failures that are over: the service answers the running writer."""
+    """Return a notice about failures in the last hour after which the writer runs again."""
     exits, window_ms = observed.exits, Policy().crash_window_ms
     if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
@@ -199,11 +204,11 @@ def _older_declaration(process: ProcessState) -> str:
         if process is ProcessState.FOREGROUND
         else "its supervisor (Airflow) restarts it after the current batch"
     )
-    return f"the running writer was started with another declaration than the file has now; {how}"
+    return f"the running writer was started with an older declaration than the file's current one; {how}"
 
 
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
-    """Return the number of records after the marker, or the reason why Kafka does not respond at once."""
+    """Return the number of records after the marker and None, or None and a sentence that says why it is unknown."""
     from frazil.kafka.admin import KafkaOffsets  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 

@@ -1,4 +1,4 @@
-"""Reads what a stream's table shows of the stream, and whether the catalog still has the stream's tables."""
+"""Reads what a stream's table shows about the stream, and whether the catalog still has the stream's tables."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 1_000
 """Maximum number of waiting batches that are counted."""
 ROUTED_NAMED = 5
-"""Maximum number of routed tables with missing rows that are named."""
+"""Maximum number of routed tables that problems name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """What the stream's table and the objects stored with it show."""
+    """What the stream's table, and the objects stored with it, show about the stream."""
 
     state: StreamState
-    """The fields of the stream's state that the table determines, and problems of reading it."""
+    """The fields of the stream's state that come from the table, and the problems of reading it."""
     marker: Marker | None = None
     desired: Desired | None = None
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     in_full: bool = True
-    """Whether Kafka and routed tables are read too."""
+    """Whether Kafka and routed tables are to be read too."""
 
 
 def read_table(spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool) -> TableView:
-    """Read the stream's table. Errors become problems; only errors due to an upgrade of frazil are raised.
+    """Read the stream's table. Errors become problems; only errors that come from an upgrade of frazil are raised.
 
-    `committed` is whether a writer of this host has committed. `in_full` and `out_of_reach`: see `stream_state`.
+    `committed` says whether a writer of this host has committed. `in_full` and `out_of_reach` are as in
+    `read_stream_state`.
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
@@ -87,6 +88,7 @@ def _with_desired(known: StreamState, desired: Desired | None) -> StreamState:
 
 
 def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableView:
+    """Read an existing table. Each part that cannot be read becomes a problem."""
     problems: list[str] = []
     marker, amiss, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
@@ -151,7 +153,10 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
 
 
 def _read_routed(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
-    """Return problems of routed tables with missing rows: sentences for the first few, and a few words for each."""
+    """Return the problems of routed tables that are missing rows or were dropped.
+
+    These are sentences about the first tables, and a short description of each table by identifier.
+    """
     try:
         tables = read_stream(spec).tables
         behind, dropped = behind_default_table(spec, tables, marker)
@@ -168,6 +173,7 @@ def _read_routed(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str,
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:
+    """Return the number of batches that are journaled but not committed; None if the journals cannot be read."""
     try:
         marker = read_marker(table.properties, stream)
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
@@ -198,10 +204,10 @@ def _open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str 
 
 
 def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
-    """Return why the stream's own table is missing, or was replaced by another table of this name.
+    """Return why the stream's own table is missing, or was replaced by another table of the same name.
 
     Returns None if the catalog has the table, or if the stream has not started yet. `table` is the table that now has
-    the name. `committed` is whether a writer of this host has committed. Raises the errors of `lost_or_replaced`.
+    the name. `committed` says whether a writer of this host has committed. Raises the errors of `lost_or_replaced`.
     """
     found = lost_or_replaced(spec, table)
     if found is None and table is None and committed:
@@ -210,9 +216,10 @@ def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> 
 
 
 def missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Map each missing table of the stream and its route to a sentence: why it is missing, and how to fix that.
+    """Return a sentence for each missing table of the stream and its route, which says why it is missing and what to
+    do.
 
-    Includes tables of the route that could not be created yet although rows wait for them. Raises the errors of the
+    This includes tables of the route that rows wait for, but that could not be created yet. Raises the errors of the
     catalog and the storage.
     """
     table = load_stream_table(spec)
@@ -233,7 +240,7 @@ def missing_tables(spec: StreamSpec) -> dict[str, str]:
 
 
 def raise_if_outdated(error: Exception) -> None:
-    """Raise an error again if its cause is that frazil was upgraded while this process runs."""
+    """Raise the error again if it occurred because frazil was upgraded while this process runs."""
     if outdated(error):
         raise error
 

@@ -22,11 +22,13 @@ _connection: int | None = None
 
 
 class Abandoned(BaseException):
-    """Ends an abandoned task attempt at any point, so that its files are removed. It is not an error of the task."""
+    """Ends an abandoned task attempt at any point, so that its files are removed. It does not count as an error of the
+    task.
+    """
 
 
 def check_wanted() -> None:
-    """Raise Abandoned if the executor has closed the connection."""
+    """Raise AttemptAbandoned if the executor has closed the connection."""
     if _connection is not None and _is_closed(_connection):
         raise Abandoned
 
@@ -40,7 +42,7 @@ def _is_closed(connection: int) -> bool:
 
 
 def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
-    """Wrap the main function of Spark's Python worker, so that an abandoned task attempt ends."""
+    """Wrap the main function of Spark's Python worker, so that abandoned task attempts end early."""
 
     def run(infile: Any, outfile: Any) -> object:
         global _connection  # noqa: PLW0603 - a worker has one
@@ -58,7 +60,7 @@ def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any],
 
 
 def _discard_rest(outfile: Any) -> None:
-    """Redirect unsent output to the null device. Otherwise Spark's daemon logs a page of traces."""
+    """Redirect unsent output to the null device. Otherwise Spark's daemon logs long stack traces."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 

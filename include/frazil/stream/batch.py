@@ -78,13 +78,16 @@ from frazil.table.storage_requests import upload_requests
 log = logging.getLogger(__name__)
 
 Answers = tuple[TaskAnswer, ...]
+"""The answers of a batch's tasks."""
 
 MAX_RESTAGES = 10
-"""Maximum number of times that one batch may be restaged after schema changes."""
+"""Maximum number of times that one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""Maximum number of ignored fields named per epoch. Records may have any number of ignored fields."""
+"""After this many ignored fields, an epoch reports no more. Records may have any number of ignored fields."""
 RECENT_BATCHES = 4
-"""Number of commit records that a new writer reads. It is small because a record may take megabytes."""
+"""Number of commit records from which a new writer computes its averages. It is small because a record may take
+megabytes.
+"""
 
 
 @dataclass(slots=True)
@@ -101,16 +104,19 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns a true value early if the writer is asked to end."""
+    """Waits for the given seconds. Returns early, with a true value, if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Rejected records before these offsets do not open the circuit breaker, because an operator accepted them."""
     throttle: Throttle | None = None
+    """The state of throttling after the last commit; None before the first commit."""
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
     counted: SchemaDrift = NO_DRIFT
-    """Records of this epoch that have no field of any column, and values that were cast."""
+    """Schema drift of this epoch: records whose fields match no column, cast values, and changes without a position in
+    their source's log.
+    """
     reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` in the notices."""
+    """The part of `counted` that the published notices contain."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
     recent: Recent | None = None
@@ -124,7 +130,7 @@ class BatchRunner:
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end`. Without tasks, only commit `end` as the position."""
+        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit the position `end`."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
@@ -167,7 +173,9 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """On a cluster, delete files of the last batch again: an abandoned attempt may have written late."""
+        """On a cluster, delete files of failed attempts of the last batch again: an abandoned attempt may have written
+        some late.
+        """
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._sweep(self.last_journal)
 
@@ -193,7 +201,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Sum the batch's merge counts over all tables that have committed the batch."""
+        """Return the batch's merge counts, summed over all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -206,10 +214,11 @@ class BatchRunner:
         return dict(total)
 
     def _report_counted(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish notices about records of this epoch without any column, casts, and changes without a position.
+        """Publish notices about records that match no column, cast values, and changes without a position. Counts are
+        for the epoch.
 
-        Each notice replaces its previous one. Those that may be usual are only renewed for twice as many, or for the
-        casts of a new column.
+        A notice replaces the previous one of its kind. Casts and changes without a position may be normal. Their
+        notices are renewed only if the count has more than doubled, or if a new column has casts.
         """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = joined_drift([self.counted, *found])
@@ -227,6 +236,7 @@ class BatchRunner:
                 self.emit(NoticeGiven(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
+        """Publish the notices of the batch's tasks that were not published before."""
         notices = {notice for answer in answers for notice in answer.result.notices}
         for notice in sorted(notices - self.notices):
             self.emit(NoticeGiven(notice))
@@ -254,7 +264,11 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over and deleted the files staged here."""
+        """Raise `Fenced` from `error` if another writer took over. It deletes the files staged here, which may have
+        caused `error`.
+
+        Ignores frazil's own errors. If the check fails, only logs why.
+        """
         if isinstance(error, FrazilError):
             return
         try:
@@ -282,7 +296,8 @@ class BatchRunner:
         self.emit(OutageMet(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch with the tables' current schemas and credentials. Returns the answers and the journal.
+        """Stage the batch with the tables' current schemas and credentials. Returns the tasks' answers, and the journal
+        to write.
 
         Stages again if a table evolved, or if records need new tables, up to `MAX_RESTAGES` times. Schema drift that
         remains after the last attempt is left to the next batch with such records. Raises StaleBatch if records still
@@ -310,6 +325,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
+        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
         context = self._context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
@@ -321,6 +337,7 @@ class BatchRunner:
         return context, answers
 
     def _report_ignored(self, refused: Iterable[Refusal], table: str) -> None:
+        """Publish a notice of the refused fields that were not reported before."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
             self.emit(NoticeGiven(ignored_fields_notice(new, table=table)))
@@ -329,7 +346,9 @@ class BatchRunner:
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve tables by the answers' schema drift. Returns whether a table now accepts more of the records."""
+        """Evolve the tables to accept the schema drift that the tasks found. Returns whether the batch must be staged
+        again.
+        """
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             is_absent = self.route is not None and self.route.is_absent(target)
@@ -356,6 +375,7 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
+        """Decide how to shuffle the batch, and publish the decision. Returns None if its rows are not shuffled."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -375,7 +395,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent(self, spec_id: int) -> Recent:
-        """Compute the averages from the commit records of earlier writers' last batches."""
+        """Return the average bytes per table partition, computed from the last commit records of earlier writers."""
         recent = Recent(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
         for journal in reversed(newest):
@@ -383,15 +403,19 @@ class BatchRunner:
         return recent
 
     def _sweep(self, journal: Journal) -> None:
+        """Delete files of failed attempts of a committed batch, and its merged change files."""
         with _left_to_next_start(f"files of failed attempts of batch {journal.key}"):
             sweep_batch(self.tables, journal)
 
     def _discard(self, key: BatchKey) -> None:
+        """Delete the files of a batch that was not journaled."""
         with _left_to_next_start(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
 
     def _clear_progress(self) -> None:
-        """Restart the progress count at 0. Otherwise it would not change until it exceeds the previous attempt's."""
+        """Restart the progress count at 0. Otherwise it would stand still until it exceeds the count of the previous
+        attempt.
+        """
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
@@ -413,7 +437,9 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic that is read. The marker may not have new topics that match a pattern yet."""
+        """Return the id of each topic that is read, including new topics of a pattern that the marker does not have
+        yet.
+        """
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -462,6 +488,9 @@ class BatchRunner:
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
+        """Update the throttle from the size of the table's metadata, and publish the new stretch of the commit
+        interval.
+        """
         measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
         self.throttle = now
@@ -474,7 +503,10 @@ class BatchRunner:
 
 @contextmanager
 def _left_to_next_start(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors of deleting files, which the next start deletes. They must not replace the current error."""
+    """Log errors of deleting `files` instead of raising them: the next start deletes the files.
+
+    So a failed deletion does not replace an error that is already being raised.
+    """
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything
@@ -482,6 +514,7 @@ def _left_to_next_start(files: str, level: int = logging.WARNING) -> Iterator[No
 
 
 def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
+    """Return the merge counts in the summary of the marker's snapshot."""
     snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(snapshot.summary if snapshot else None)
 
@@ -495,7 +528,7 @@ def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
 
 
 def _missing_values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Return the route values whose tables do not exist. Their records were left out of the staged files."""
+    """Return the route values whose tables do not exist. Their records were not staged."""
     return {value for answer in answers for value in answer.result.values}
 
 

@@ -1,6 +1,6 @@
 """The loop of an epoch: poll the planner for the end of the next batch, run that batch, and repeat.
 
-Spark's streaming engine is not needed, because the table has the stream's position: see
+Spark's streaming engine is not needed, because the table stores the stream's position: see
 docs/adr/0014-the-batch-loop-is-ours.md.
 """
 
@@ -39,10 +39,12 @@ class BatchLoop:
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the writer must catch up and end, so that batches start while any record is unread."""
+    """Whether the writer catches up and then ends. If so, a batch starts whenever any record is unread."""
     set_planner_report: Callable[[PlannerReport | None], None]
+    """Receives the planner's reports; None when the epoch begins."""
     hosting: Hosting = field(default_factory=Hosting)
     commits: int = 0
+    """Number of batches that this loop has committed."""
     planner: BatchPlanner | None = field(default=None, init=False)
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
@@ -85,11 +87,16 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def stays_unread(self, tp: TopicPartition) -> bool:
-        """Whether remaining records stay unread: the topic was deleted, or a source transaction is open."""
+        """Whether the partition's remaining records cannot be read now: its topic was deleted, or a source transaction
+        is open.
+        """
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _planner(self) -> BatchPlanner:
+        """Create the epoch's planner. Resets what an earlier epoch left: its report, and the stretch of the commit
+        interval.
+        """
         r = self.runner
         exchange = open_exchange(r.run_folder)
         _clear_earlier_versions(r)
@@ -179,6 +186,9 @@ def _clear_earlier_versions(runner: BatchRunner) -> None:
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval (s), a small part of the commit interval: polling uses most CPU."""
+    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval.
+
+    Polling takes most of the planner's CPU, so it is not more frequent than the commit interval needs.
+    """
     part = 60 if max_s <= POLL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

@@ -21,7 +21,7 @@ stay open, and comparing them takes time quadratic in their number.
 
 @dataclass(slots=True)
 class _Run:
-    """Consecutive records of one transaction, or of none: then `transaction` is empty."""
+    """Consecutive records of one transaction. If they belong to no transaction, `transaction` is empty."""
 
     transaction: str
     order: int
@@ -36,16 +36,16 @@ class _Run:
 
 @dataclass(slots=True)
 class _Open:
-    """Transactions that have not ended, in the order in which they began, indexed by their position in the source's
-    log.
+    """Open transactions in the order in which they began, indexed by their position in the source's log.
 
     Many transactions may share a position. One without a position is never treated as earlier than another one.
     """
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
+    """The open transactions at each position."""
 
-    def before(self, run: _Run) -> list[tuple[str, str]]:
+    def find_earlier(self, run: _Run) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, with their positions."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
         return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
@@ -75,8 +75,8 @@ class _Open:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Finds transaction boundaries in a log. Each event must name its transaction and its number within that
-    transaction, as counted by the source.
+    """Finds transaction boundaries in a log. Each event must have its transaction's id and its number in that
+    transaction.
 
     A transaction is open from its first event until its last event, whose number the transaction's end record gives. If
     a later transaction begins first, the earlier one is closed too, because its last events are unreadable.
@@ -89,14 +89,19 @@ class Boundaries:
     at: int
     """The last offset known to be a boundary."""
     newest: LastTransaction = NO_TRANSACTION
-    """The last transaction before `at`."""
+    """The newest complete transaction before `at`."""
     is_behind: bool = False
-    """Whether the last call of `settle` found that the connector has not yet sent the newest transaction again."""
+    """Whether, at the last call of `settle`, a restarted connector had not yet sent the newest transaction again."""
     _runs: list[_Run] = field(default_factory=list)
+    """Records after the last boundary."""
     _counts: dict[str, int] = field(default_factory=dict)
+    """The number of events of each transaction whose end record was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """Add the next record, whose offset is before `end`."""
+        """Add the next record. `order` is its number in the transaction, `end` the offset after it.
+
+        The transaction of an unreadable record is unknown; it may be the previous record's.
+        """
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end
@@ -119,16 +124,16 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def settle(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next boundary, or "" if
-        none does.
+        """Move `at` to the last boundary. Returns the id of the transaction that blocks the next one, or "" if none
+        does.
 
-        If `whole` is False, more records follow, and they may belong to the last transaction. Raises SpecError if the
-        records are not in the order of one log.
+        If `whole` is False, more records follow. They may belong to the last transaction, which then stays open. Raises
+        SpecError if the records are not in the order of one log.
         """
         open_ones = _Open()
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            for one, position in open_ones.before(run) if run.transaction else ():
+            for one, position in open_ones.find_earlier(run) if run.transaction else ():
                 open_ones.remove(one)
                 newest, behind = _advance(newest, one, position)
                 if not open_ones.positions and not behind:
@@ -151,7 +156,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction, once `transaction` is complete, and whether `transaction` is older."""
+    """Return the newest transaction now that `transaction` is complete, and whether `transaction` is older than it."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

@@ -1,4 +1,4 @@
-"""Stops a stream if a staged batch has too many dead letters to commit it unchecked. See `dead-letters.circuit`."""
+"""Stops a stream before the commit of a batch with too many dead letters. The option is `dead-letters.circuit`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
 
 
 def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
-    """Return why the share of new dead letters opens the breaker; None if it does not."""
+    """Return why the circuit breaker opens: the share of new dead letters. Return None if it stays closed."""
     rejected, total = rejects.total, records + rejects.total
     if total < circuit.at_least or rejected * 100 <= circuit.share * total:
         return None
@@ -42,7 +42,7 @@ def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal 
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
-        f"wrong: `frazil resume {stream} --accept` writes its records until now as dead letters; `frazil reset "
+        f"wrong: `frazil resume {stream} --accept` stores its records up to now as dead letters; `frazil reset "
         f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
         + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _samples(rejects))
     )
@@ -61,7 +61,7 @@ def _first_locations(rejects: Rejects) -> str:
 
 
 def _samples(rejects: Rejects) -> list[Reject]:
-    """Return up to `SAMPLES` sample records: one of each reason, the most frequent first, before any second one."""
+    """Return up to `MAX_SAMPLES` dead letters. The reasons take turns, the most frequent first."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
 

@@ -16,21 +16,25 @@ from typing import Literal
 
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
-BEGIN = 1.5
-"""Start to shuffle if writing without a shuffle would produce at least this many times as many files."""
-END = 1.2
-"""Stop shuffling if writing without a shuffle would produce less than this many times as many files."""
+MIN_RATIO_TO_BEGIN = 1.5
+"""Start to shuffle if that divides the number of files by at least this factor."""
+MIN_RATIO_TO_CONTINUE = 1.2
+"""Stop shuffling if that divides the number of files by less than this factor."""
 MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save. Fewer files do not slow readers down, and a shuffle costs CPU."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
-"""Forget a partition without new rows if its bytes are below this fraction of the mean of partitions with new rows."""
+"""Forget a partition without new rows if its average bytes are below this fraction of the mean partition with new
+rows.
+"""
 MAX_PREDICTED = 10_000
 """Maximum number of partitions with assigned writers, the largest first. The assignment is sent with each task."""
 FILE_BYTES = 24 * 1024
-"""Bytes of Parquet that take as much CPU as opening one more file, measured by `python -m bench.distribution`."""
+"""Bytes of Parquet whose writing takes as much CPU as opening one more file, measured by `python -m
+bench.distribution`.
+"""
 SLIVER = 0.05
-"""A writer gets no own part of a partition that is smaller than this fraction of the writer's bytes."""
+"""A writer gets a part of a partition only if the part is at least this fraction of the writer's total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +42,10 @@ class Recent:
     """Average bytes that recent batches wrote to each partition. The newest batch has half of the weight."""
 
     spec_id: int
+    """The id of the partition spec that the partitions belong to."""
     bytes: Mapping[PartitionKey, float] = field(default_factory=dict)
     files_alone: float = 0.0
-    """Average number of files per batch if each task wrote its own rows."""
+    """Average number of files per batch if each task wrote the rows that it reads, without a shuffle."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
         """Return the averages after one more batch with these files of the main table.
@@ -75,7 +80,7 @@ def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The decision for one batch, with its reasons."""
+    """Whether one batch's rows are shuffled, and why."""
 
     shuffle: Shuffle | None
     """The shuffle; None if each task writes the rows that it reads."""
@@ -111,11 +116,11 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     found = _expected_distribution(recent, tasks=tasks, target_file_bytes=target_file_bytes)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
-    bound = END if before is not None and before.shuffled else BEGIN
+    bound = MIN_RATIO_TO_CONTINUE if before is not None and before.shuffled else MIN_RATIO_TO_BEGIN
     saved = found.files_alone - found.files_shuffled
     if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
         return found
-    return replace(found, shuffle=None, reason=f"{found.reason}: too few are saved for what a shuffle costs")
+    return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
 
 
 def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
@@ -123,7 +128,7 @@ def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
-    reason = f"{len(shares)} live partitions: about {alone} files a batch without a shuffle, and {apart} with one"
+    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
     return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
 
 
@@ -132,9 +137,9 @@ def assign_writers(
 ) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
     """Assign writers to partitions of these sizes, in the form of `Shuffle.shares`.
 
-    Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is divided
-    into one equal length per writer. So fewer partitions are divided than there are writers. Very small pieces are not
-    split off, so no writer gets more than `1 + 2 * SLIVER` times the equal length.
+    Uses McNaughton's wrap-around rule: the partitions are laid end to end, the largest first, and the line is cut into
+    equal lengths, one per writer. So fewer partitions are divided than there are writers. Very small pieces are not
+    split off, so no writer gets more than `1 + 2 * MIN_PIECE_SHARE` times the equal length.
     """
     ordered = _by_descending_size(sizes)
     length = sum(size for _, size in ordered) / writers

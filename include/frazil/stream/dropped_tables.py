@@ -1,7 +1,7 @@
 """Finds tables of a route that were dropped or renamed, so that the catalog no longer has them.
 
-Another table may now have the name. An operator registers the lost table again, or lets the route continue without its
-former rows.
+The catalog may now have another table of the same name. An operator registers the former table again, or lets the route
+continue without the former rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A table that the route had and lost. `reason` says what happened and what to do."""
+    """A routed table that the catalog no longer has, or that another table has replaced. `reason` also says what to
+    do.
+    """
 
     target: Target
     reason: str
     amiss: Gone
+    """Whether the table is missing or was replaced."""
 
     def __str__(self) -> str:
         return self.reason
@@ -53,11 +56,11 @@ class DroppedTable:
 def dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the tables that the route still declares but that were dropped or renamed, ordered by name.
+    """Return the route's declared tables that were dropped or renamed, ordered by name.
 
-    With the route's loaded tables in `loaded`, includes tables whose name another table now has. Lists the stream's
-    member objects and each namespace, and reads one small object for each table in `loaded`. Raises the errors of the
-    catalog and the storage.
+    If `loaded` has the route's loaded tables, also returns those whose name another table now has. Lists the stream's
+    table records and each namespace, and reads the record of each table in `loaded`. Raises the errors of the catalog
+    and the storage.
     """
     if spec.route is None:
         return []
@@ -93,7 +96,7 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
 
 
 def _find_replacement(catalog: Catalog, member: Member, loaded: Mapping[Target, Table]) -> Table | None:
-    """Return the table that now has the member's name, if it is not the table that the route had; otherwise None."""
+    """Return the table that now has the recorded name, if it is not the route's former table; otherwise None."""
     table = loaded.get(member.target)
     if table is None:  # the template did not create the table that has the name now
         try:
@@ -112,9 +115,10 @@ def behind_default_table(
     *,
     only_gone: bool = False,
 ) -> tuple[list[Behind], list[DroppedTable]]:
-    """Return routed tables that are missing rows of the default table, and dropped tables for which no rows wait.
+    """Return two lists: routed tables that are missing rows of the default table, and dropped tables without pending
+    rows.
 
-    `loaded`: see `dropped_tables`. With `only_gone`, existing tables are left out and not loaded.
+    `loaded`: see `find_dropped_tables`. With `only_gone`, tables that exist are left out and not loaded.
     """
     dropped = {found.target: found for found in dropped_tables(spec, tables, loaded)}
 
@@ -143,7 +147,7 @@ def behind_default_table(
 
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    """Map the target to a report if another table now has the name of a table that is missing rows."""
+    """Return a report of the routed table, by its name, if another table now has this name; otherwise an empty dict."""
     member = read_member(tables, target)
     if member is None or not route_includes(spec, member):
         return {}
@@ -167,7 +171,10 @@ def route_includes(spec: StreamSpec, member: Member) -> bool:
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Whether a table was not created by the template for `value`; False for a named table. Pure."""
+    """Whether a table of the name for the route value `value` was created for something else. Pure.
+
+    False for a table that the declaration names (`value` is None).
+    """
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
@@ -183,7 +190,9 @@ def _may_include(spec: StreamSpec, member: Member) -> bool:
 
 
 def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, replacement: Table | None = None) -> str:
-    """Describe what happened to a table of the route and what to do. `replacement` is the table that has its name."""
+    """Return a sentence: what happened to a table of the route, and what to do. `replacement` is the table that has its
+    name.
+    """
     target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
     of = f" (created for {member.value!r})" if member.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -204,12 +213,14 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, rep
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
     elif member.location:
-        ways.insert(0, f"{'files of it are left' if kept else 'no files of it are found'} in {member.location}")
+        ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {member.location}")
     return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
 
 
 def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
-    """Describe what to do about a named table that the catalog does not have and that no start has loaded yet."""
+    """Return a sentence: what to do about a named table that the catalog does not have and that no start has loaded
+    yet.
+    """
     member = _member_or_guess(spec, tables, target)
     if member.location:
         return dropped_sentence(spec, tables, member)
@@ -233,7 +244,9 @@ def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _find_leftovers(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
-    """Return the path of the table's newest metadata file, if it can be read, and whether any of its files are left."""
+    """Return the path of the table's newest metadata file, if it can be read, and whether any files of the table
+    remain.
+    """
     if not member.location:
         return None, False
     try:
@@ -267,18 +280,24 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value of a table; None if the route names the table. Raises SpecError if it is unknown."""
+    """Return the route value for which a table was created; None if the declaration names the table.
+
+    Raises SpecError if the value is unknown.
+    """
     if spec.route is not None and identifier in spec.route.tables.values():
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
     raise SpecError(
-        f"table {identifier} was dropped, and it is not known for which records it was created: name it in "
+        f"table {identifier} was dropped, and the route value for which it was created is unknown: add it to "
         "route.tables until it exists again"
     )
 
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
+    """Return the route value that a note or record of the table has, or that its name contains; None if it is
+    unknown.
+    """
     known = [found.value for found in (load_note(tables, identifier), read_member(tables, identifier)) if found]
     known.append(None if spec.route is None else plain_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

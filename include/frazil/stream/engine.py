@@ -1,4 +1,7 @@
-"""The interface of engines, which map a function over the tasks of a batch. Users run Spark; most tests do not."""
+"""The interface of engines, which map a function over the tasks of a batch.
+
+Production uses Spark. Most tests use an engine that runs tasks in their own process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ class TaskAnswer:
 
 
 class RecordSuspected(Exception):
-    """A task of a shuffled batch failed, perhaps because of one record, which staging without a shuffle finds."""
+    """Raised if a task of a shuffled batch failed, perhaps because of one record. Staging without a shuffle finds the
+    record.
+    """
 
 
 Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
@@ -52,7 +57,9 @@ class Engine(Protocol):
         """Start workers for the first batch, in the background."""
 
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the error that a task ended with."""
+        """Map `work` over plans (`StageTask`s as JSON), one task each. Raises the error with which a task ended, if
+        any.
+        """
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Map `work` over the plans of merge tasks, and return the answers in order. A task may run several plans."""
@@ -68,7 +75,7 @@ class Engine(Protocol):
 
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of `StageRows`. Raises the error that a task ended with."""
+    """Parse the answers of `StageRows`. Raises the error with which a task ended, if any."""
     return tuple(_task_answer(parse_answer(answer)) for answer in answers)
 
 
@@ -81,10 +88,11 @@ def _cpu_s(answer: Mapping[str, Any]) -> float:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Join the answers of a shuffled batch: the answer of reader i with that of writer i.
+    """Parse the answers of a shuffled batch, and join the answer of reader i with that of writer i.
 
-    Raises the FrazilError that a task ended with, and RecordSuspected. Raises StaleBatch unless each writer received
-    exactly the rows that the readers sent: a reader that Spark ran again may have sent others.
+    Raises the FrazilError with which a task ended. Raises RecordSuspected if a task suspects a record. Raises
+    StaleBatch unless each writer received exactly the rows that the readers sent: a reader that Spark ran again may
+    have sent others.
     """
     found = [parse_answer(answer) for answer in answers]
     if suspect := next((answer["suspect"] for answer in found if "suspect" in answer), None):
@@ -94,7 +102,9 @@ def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     sent = {(r, w): rows for r, answer in readers.items() for w, rows in enumerate(answer["sent"]) if rows}
     received = {(int(r), w): rows for w, answer in writers.items() for r, rows in answer["received"].items()}
     if sent != received or readers.keys() != writers.keys() or len(found) != 2 * len(readers):
-        raise StaleBatch("the tasks of a shuffle wrote other rows than they read: the batch is staged again")
+        raise StaleBatch(
+            "the shuffle's writers did not receive exactly the rows that its readers sent: the batch is staged again"
+        )
     return tuple(_join(readers[i], writers[i]) for i in sorted(readers))
 
 

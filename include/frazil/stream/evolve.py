@@ -23,10 +23,10 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
-    """The changes of a table because of a batch's schema drift, and the refused changes."""
+    """The changes that a batch's schema drift made to a table, and the changes that were refused."""
 
     changes: tuple[str, ...]
-    """A description of each change; empty if the table did not change, so that the batch may be committed."""
+    """A description of each change. If it is empty, the staged batch can be committed."""
     refused: tuple[Refusal, ...]
 
 
@@ -37,7 +37,7 @@ def ignored_fields_notice(refused: Sequence[Refusal], *, table: str) -> str:
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about records that have no field of any column; empty if there are none."""
+    """Return the notice about records whose fields match no column; empty if there are none."""
     if not counted_so_far.unknown:
         return ""
     names = counted_so_far.names
@@ -47,7 +47,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     else:
         remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
     found = counted(counted_so_far.unknown, "record", "has|have")
-    return f"{found} no field of any column of {table}{fields}. {remedy}"
+    return f"{found} no field that matches a column of {table}{fields}. {remedy}"
 
 
 def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
@@ -77,7 +77,7 @@ def evolve_table(
 ) -> EvolutionResult:
     """Change the table as far as the stream's `evolution` allows, so that it accepts the drift.
 
-    For a routed table, pass the default table as `main`: the columns get the names that they have there. Raises the
+    For a routed table, pass the default table as `main`: columns get the same names as in the default table. Raises the
     errors of `evolve`.
     """
     wanted, refused = requested_changes(joined_drift(drift))
@@ -93,9 +93,10 @@ def evolve_table(
 
 
 def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the changes that a routed table needs to accept files that waited in the default table's format.
+    """Return the schema changes that a routed table needs before it accepts pending files.
 
-    Leaves out columns that are empty in all files. With `widening`, includes wider types and optional columns.
+    The files were written with the default table's schema. Leaves out columns that are empty in all files. With
+    `widening`, includes wider types and optional columns.
     """
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
@@ -111,7 +112,10 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
 
 
 def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths of fields, in any spelling, that must never become columns because of `sensitive`."""
+    """Return the paths of sensitive fields, which evolution must not add as columns.
+
+    Includes the former and current names of columns that were renamed.
+    """
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
@@ -123,6 +127,7 @@ def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
 
 
 def _current_names(schema: Schema, former: Former, name: str) -> list[str]:
+    """Return the current name of a former column, in a list; empty if the column was dropped."""
     now = current_name(schema, former.get(name))
     return [] if now is None else [now]
 
@@ -130,7 +135,9 @@ def _current_names(schema: Schema, former: Former, name: str) -> list[str]:
 def _use_current_names(
     wanted: Sequence[Change], main: Schema, former: Former
 ) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Use the column names that `frazil evolve` gave. Returns refusals of changes of columns that it dropped."""
+    """Return the changes with the current names of columns that `frazil evolve` renamed, and refusals for dropped
+    columns.
+    """
     kept: list[Change] = []
     refused: list[Refusal] = []
     for change in wanted:
@@ -144,7 +151,7 @@ def _use_current_names(
 
 
 def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that add no hidden field, and refusals of the others. Names are compared without case."""
+    """Return the changes that add no sensitive field, and refusals of the others. Names are compared without case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
     refused: list[Refusal] = []
@@ -153,7 +160,7 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
         if not isinstance(change, Addition):
             kept.append(change)
         elif any(path[: len(of)] == of for of in hidden):
-            refused.append(Refusal(change.path, "is sensitive, and becomes no column by itself"))
+            refused.append(Refusal(change.path, "is sensitive, so it is not added as a column; declare it to store it"))
         elif any(of[: len(path)] == path for of in hidden):
             refused.append(Refusal(change.path, "has a sensitive field; declare the column without it"))
         else:
@@ -162,7 +169,7 @@ def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[li
 
 
 def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
-    """Return the changes that would let the table accept all drift, and fields that cannot become columns."""
+    """Return the changes with which the table accepts all drift, and refusals for fields that cannot become columns."""
     wanted: list[Change] = []
     refused: list[Refusal] = []
     for found in new_fields(drift):

@@ -39,7 +39,9 @@ class FenceWatch:
 
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog
+    """Opens the catalog of this name."""
     start: Callable[[Callable[[], None]], None] = _in_thread
+    """Runs a function in another thread."""
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None
@@ -49,11 +51,14 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Record that a commit has just checked the epoch, which postpones the next check."""
+        """Postpone the next check, because a commit has just checked the epoch."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Load the marker if the last check was `POLL_INTERVAL_S` ago. Raises `Fenced` if its epoch is newer."""
+        """Check the epoch of the last loaded marker, and start to load the marker again if it is due. Does not wait.
+
+        Raises `Fenced` if the marker has a newer epoch.
+        """
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

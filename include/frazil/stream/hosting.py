@@ -1,7 +1,7 @@
 """The resources of a writer's process. A single writer creates its own; several writers in one process share them.
 
 A hundred writers, each with its own threads, Kafka client and poll per second, would use a whole core even without new
-records. If all ran their batches at once, each batch would take a hundred times as long.
+records. If all ran their batches simultaneously, each batch would take a hundred times as long.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ from frazil.telemetry.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.5
+"""Interval (s) at which the shared threads check which streams are due."""
 HEARTBEAT_INTERVAL_S = 3.0
 """Interval (s) of heartbeats that a shared thread sends. Readers consider a heartbeat stale after ten seconds."""
 MAX_POLLING_S = 5.0
 """Maximum polling interval (s) of each planner if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
+"""Interval (s) between two folds of a stream's commit records."""
 PAUSE_S = 1.0
-"""Pause (s) after each folded object, so that folding years of records does not slow batches down."""
+"""Pause (s) after each folded object, so that folding years of commit records does not slow batches down."""
 
 
 class Slots:
-    """A semaphore that admits up to `count` threads at once, in the order of their requests."""
+    """A semaphore that admits up to `count` threads at a time, in the order of their requests."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -51,10 +53,9 @@ class Slots:
 
     @contextmanager
     def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
-        """Wait for a slot, and hold it during the context. Yields False, without a slot, if `cancelled` returns True
-        first.
+        """Wait for a slot, and hold it during the context. Yields whether the thread has a slot.
 
-        `on_wait` is called every second while the thread waits.
+        It has none if `cancelled` returned True first. `on_wait` is called every second while the thread waits.
         """
         if not self._acquire(cancelled, on_wait):
             yield False
@@ -89,6 +90,7 @@ class Slots:
         return False
 
     def _acquire(self, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
+        """Wait for a slot. Returns False if `cancelled` returns True first."""
         event = threading.Event()
         with self._lock:
             if self._free:
@@ -115,6 +117,7 @@ class Slots:
             return True
 
     def _release(self) -> None:
+        """Pass the slot to the thread that has waited longest, or free it."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().set()
@@ -127,7 +130,7 @@ class HeartbeatSender(Protocol):
 
     @property
     def is_changed(self) -> bool:
-        """Whether the heartbeat has changed and must be sent before its next interval."""
+        """Whether the heartbeat has changed, so that it must be sent before its next interval."""
 
     def send_heartbeat(self) -> None: ...
 
@@ -176,7 +179,7 @@ class Heartbeats:
         try:
             one.send_heartbeat()
         except Exception as error:  # a full disk must not end this thread
-            log.warning("a heartbeat could not be written: %r", error)
+            log.warning("cannot write a heartbeat: %r", error)
 
 
 class Foldings:
@@ -240,12 +243,16 @@ class Hosting:
     slots: Slots = field(default_factory=lambda: Slots(1))
     """Slots for take-overs and batches."""
     max_polling_s: float = 1.0
-    """The planner's maximum polling interval (s). Batches start earlier by this time."""
+    """The planner's maximum polling interval (s). If it is longer than the default, batches start earlier by the
+    polling interval.
+    """
 
 
 @dataclass(slots=True)
 class RecordFolding:
-    """Folds a stream's old commit records in a thread with its own clients. An interrupted fold is continued later."""
+    """Folds a stream's old commit records in a thread with its own clients. The next fold continues an interrupted
+    one.
+    """
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]

@@ -33,9 +33,10 @@ def run_writer(spec: StreamSpec, *, until_caught_up: bool = False) -> int:
 
 
 def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool:
-    """Run the writer until SIGTERM or SIGINT, which commits the current batch. Returns whether a signal ended it.
+    """Run the writer until it has caught up (with `until_caught_up`), or until SIGTERM or SIGINT.
 
-    `sinks` receive the writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
+    After a signal, commits the current batch first. Returns whether a signal ended the writer. `sinks` receive the
+    writer's events. The log goes to standard error. Raises the errors of `Writer.run`.
     """
     log_to_stderr()
     # Checked before the take-over, so that a host without Java or PySpark fences no other writer.

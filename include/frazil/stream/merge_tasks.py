@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MergeTasks:
-    """The function that an engine sends to its executors. Like `StageRows`, it returns a FrazilError as an answer."""
+    """The function that an engine sends to its executors. Like `StageRows`, it returns a FrazilError instead of raising
+    it.
+    """
 
     contexts: tuple[MergeContext, ...]
     """The merge contexts of one job, all of the same stream. Each plan has the index of its context."""
@@ -36,7 +38,7 @@ class MergeTasks:
         return map(self._answer, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only the name of one function, like `StageRows`."""
+        """Pickle as a call of `shipped_merge`, which can refuse the work of another version of frazil."""
         contexts = [asdict(context) for context in self.contexts]
         context = {"stream": self.stream}
         work = {"version": __version__, "context": context, "contexts": contexts, "progress": asdict(self.progress)}
@@ -74,6 +76,8 @@ class MergeTasks:
 
 @dataclass(slots=True)
 class _Request:
+    """A merge that waits for the next job."""
+
     context: MergeContext
     tasks: Sequence[MergeTask]
     results: Future[Sequence[MergeResult]] = field(default_factory=Future)
@@ -110,11 +114,14 @@ class MergeRun:
         return request.results.result()
 
     def _run(self, job: Sequence[_Request]) -> None:
+        """Run one job, and set the results of its requests. If a job of several requests fails, each runs on its
+        own.
+        """
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
         except Exception as error:  # storages raise anything; only users and the supervisor need the count
-            log.info("the progress of an earlier merge was left behind: %r", error)
+            log.info("the progress files of an earlier merge were not deleted: %r", error)
         each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
         plans = [
             json.dumps({"context": place, "number": number, "task": task.to_json()})
@@ -148,5 +155,5 @@ def _context(value: Mapping[str, Any]) -> MergeContext:
 
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
-    """Parse the answers of `MergeTasks` in task order. Raises the FrazilError that a task ended with."""
+    """Parse the answers of `MergeTasks` in task order. Raises the FrazilError with which a task ended, if any."""
     return tuple(MergeResult.from_json(parse_answer(answer)) for answer in answers)

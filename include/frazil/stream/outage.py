@@ -16,10 +16,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 OUTAGE_GRACE_S = 600.0
-"""Time (s) after which a batch stops waiting for a catalog or storage, as a commit does."""
+"""Time (s) after which a batch no longer waits for a catalog, storage or registry. A commit waits as long."""
 MAX_OUTAGE_WAIT_S = 30.0
+"""Maximum wait (s) between two attempts."""
 MAX_EXPIRIES = 3
-"""Maximum number of attempts in a row of one batch that may end because its credentials expired."""
+"""Maximum number of attempts in a row of one batch that may fail because its credentials expired."""
 EXPIRED_REMEDY = (
     "the batch takes longer than the catalog's credentials are valid. Let the catalog vend them for longer, or declare "
     "smaller batches (commit.size, commit.max-records) or more resources.cores"

@@ -30,7 +30,7 @@ class Position:
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The epoch of the leader that had the last record before each offset, if known."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last source transaction before these offsets, if the stream reads whole transactions."""
+    """The last complete source transaction before these offsets, if the stream reads whole transactions."""
 
     @classmethod
     def from_marker(cls, marker: Marker) -> Position:
@@ -99,7 +99,7 @@ class BatchPolicy:
     longest_interval_s: float = 0.0
     """Maximum interval (s) to which throttling may stretch the commit interval."""
     drain: bool = False
-    """Whether the writer must catch up and end, so that batches start while any record is unread."""
+    """Whether the writer catches up and then ends. If so, a batch starts whenever any record is unread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,7 @@ class BatchDecision:
 
 
 def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
+    """Return the predicted duration (s) of staging these records with `tasks` tasks."""
     return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
 
@@ -118,18 +119,18 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     """Decide whether to start a batch now.
 
     A batch starts if it is large enough, or if a later start would commit its oldest record after the commit interval.
-    `oldest_age_s` is the time since the oldest unread record was first seen. It is None for a writer that has just
-    started; then the batch starts at once.
+    `oldest_age_s` is the time since the oldest unread record was first seen. It is None if records were unread when the
+    writer started; then the batch starts immediately.
     """
     if unread <= 0:
-        return BatchDecision(False, "nothing is unread")
+        return BatchDecision(False, "no records are unread")
     if policy.drain:
         return BatchDecision(True, f"{counted(unread, 'record', 'is|are')} unread, and the writer has to catch up")
     if oldest_age_s is None:
         return BatchDecision(True, f"{counted(unread, 'record', 'was|were')} waiting when the writer started")
     size = unread * rates.bytes_per_record
     if size >= policy.size_bytes:
-        return BatchDecision(True, f"about {size:.0f} bytes reach commit.size {policy.size_bytes}")
+        return BatchDecision(True, f"about {size:.0f} bytes are unread, and commit.size is {policy.size_bytes}")
     records = min(unread, policy.max_records)
     stage_s = predicted_stage_s(records, tasks=task_count(records, rates=rates, policy=policy), rates=rates)
     interval_s = max(policy.interval_s, min(policy.interval_s * rates.stretch, policy.longest_interval_s))
@@ -145,8 +146,8 @@ def limit_ends(
 ) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
 
-    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that the watermark moves. No end
-    is before the partition's position.
+    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that all partitions advance and
+    the watermark moves. No end is before the partition's position.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -157,7 +158,9 @@ def limit_ends(
 
 
 def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
-    """Return the number of tasks: one for each file of the target size, and more if these would exceed the interval."""
+    """Return the number of tasks: one per file of the target size, or more if staging would take longer than the
+    interval.
+    """
     files = math.ceil(records * rates.bytes_per_record / policy.target_file_bytes)
     in_time = math.ceil(records * rates.task_seconds_per_record / max(policy.interval_s - rates.overhead_s, 1.0))
     return max(1, files, min(in_time, policy.parallelism))
@@ -166,7 +169,7 @@ def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
 def assign_tasks(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
 ) -> tuple[StageTask, ...]:
-    """Split the unread offsets into tasks of equal size, each with at most one range of a topic-partition."""
+    """Split the unread offsets into tasks of equal size. Each task has at most one range per topic-partition."""
     return split_ranges(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],
         tasks=tasks,
@@ -222,10 +225,10 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the pieces that several tasks read into one range per topic-partition.
+    """Join the ranges that several tasks read into one range per topic-partition.
 
-    Raises `StaleBatch` if offsets between two pieces were not read. Only a bug can cause this, and such a batch must
-    never be journaled.
+    Raises `StaleBatch` if there is a gap between two ranges. Only a bug can cause this, and such a batch must never be
+    journaled.
     """
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))

@@ -37,9 +37,11 @@ from frazil.stream.whole_transactions import WholeTransactions
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
+"""Default minimum interval (s) between two polls of Kafka."""
 DESCRIBE_S = 10.0
+"""Interval (s) at which the planner fetches the partitions of the stream's topics."""
 MAX_ABSENT_POLLS = 3
-"""A topic of a pattern counts as deleted after it is missing from this many polls in a row."""
+"""Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
 """Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
@@ -80,7 +82,7 @@ class BatchPlanner:
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
     reported: PlannerReport = field(default_factory=lambda: PlannerReport({}))
-    """The last report of an answer."""
+    """The last report after a poll that Kafka answered."""
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
@@ -89,17 +91,20 @@ class BatchPlanner:
     last_unread: dict[TopicPartition, float] = field(default_factory=dict)
     """When each partition last had a record after the position (`clock`), even in an open transaction."""
     polled_at: float = float("-inf")
+    """Time (`clock`) of the last poll."""
     described_at: float = float("-inf")
+    """Time (`clock`) at which the topics' partitions were last fetched."""
     answered_at: float | None = None
+    """Time (`clock`) of the last poll that Kafka answered; None before the first."""
     silent_since: float | None = None
-    """When the first poll in a row without a response was made (`clock`); None after a response."""
+    """Time (`clock`) of the first poll without a response since Kafka's last response; None after a response."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
     """The longest time (s) that a recent batch waited for a slot. It decays with each batch."""
-    asking: threading.Lock = field(default_factory=threading.Lock)
+    poll_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
     poll_error: Exception | None = None
-    """An error that `observe` found, which ends the epoch after the current batch."""
+    """An error of `observe`. It ends the epoch after the current batch."""
     absent: dict[str, int] = field(default_factory=dict)
     """Number of polls that missed a topic, for topics of the position that match the stream's pattern."""
     polls: int = 0
@@ -119,16 +124,21 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch must end; the unchanged position without one. Raises errors of the last poll."""
-        with self.asking:
+        """Return where the next batch must end. If no batch is due, returns the unchanged position.
+
+        Polls Kafka if that is due. Raises the errors of this poll, and those of `observe`.
+        """
+        with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
             now = self.clock()
             return self._choose_position(now) if self._poll_if_due(now) else self.position
 
     def observe(self) -> None:
-        """Poll Kafka while a batch runs, so that the lag is known. `next_position` raises the errors later."""
-        with self.asking:
+        """Poll Kafka while a batch runs, so that the lag is known. The next call of `next_position` raises any
+        error.
+        """
+        with self.poll_lock:
             if self.poll_error is None:
                 try:
                     self._poll_if_due(self.clock())
@@ -145,11 +155,11 @@ class BatchPlanner:
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
-        """Whether records from this offset on are held back because the source transaction there has not ended."""
-        return self.whole is not None and self.whole.stuck and tp in self._read_offsets() and offset >= self.whole.at
+        """Whether records from this offset on cannot be read yet, because their source transaction has not ended."""
+        return self.whole is not None and self.whole.is_stuck and tp in self._read_offsets() and offset >= self.whole.at
 
     def is_gone(self, topic: str) -> bool:
-        """Whether a topic that matches the pattern counts as deleted, so that its records are not awaited."""
+        """Whether a topic of the stream's pattern counts as deleted, so that nothing waits for its records."""
         known = any(topic == name for name, _ in self.position.offsets)
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
@@ -174,6 +184,7 @@ class BatchPlanner:
         return [json.dumps(task.to_json()) for task in tasks]
 
     def _poll(self, now: float) -> None:
+        """Fetch the ends of the logs, check for truncated logs and recreated topics, and report the result."""
         ends = dict(self.ends)
         if now - self.described_at >= DESCRIBE_S:
             self._describe(ends)
@@ -181,7 +192,7 @@ class BatchPlanner:
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read_offsets()
         if self.whole:
-            self.whole.listen()
+            self.whole.read_transaction_ends()
         try:
             truncated = self.watch.poll(self.kafka, read, self.position.leader_epochs)
         except TopicMissing:
@@ -203,22 +214,26 @@ class BatchPlanner:
             self.last_unread.setdefault(tp, now)
         self._record_answer(now)
         waits_for = self.whole.waits_for if self.whole else ""
-        waiting = self.watch.in_transactions()
+        waiting = self.watch.count_in_transactions()
         self.reported = PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms())
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
-        """Let the log end before the first source transaction that has not ended. Raises SpecError for several logs."""
+        """Limit the readable part of the log to complete source transactions.
+
+        Raises SpecError if the topic has several partitions.
+        """
         if len(read) > 1:
             raise SpecError(
-                f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic of one partition, "
+                f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic with one "
+                "partition, "
                 f"whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: remove the "
-                "option, or let the connector write into a topic of one partition"
+                "option, or let the connector write into a topic with one partition"
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
             self.watch.stable[tp] = min(end, max(start, whole.at))  # applies if the brokers stop responding now
-            self.watch.stable[tp] = whole.follow(tp, start, end)
+            self.watch.stable[tp] = whole.find_readable_end(tp, start, end)
 
     def _read_offsets(self) -> dict[TopicPartition, int]:
         """Return the position's offsets of topics that are declared and exist."""
@@ -226,10 +241,10 @@ class BatchPlanner:
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Add new partitions at their first offsets.
+        """Fetch the topics, and add new partitions at their first offsets.
 
-        Raises an error if a topic was recreated, or if unread records were deleted. Its message uses `ends`, which are
-        from the poll before: a recreated topic has other ends.
+        Raises TopicRecreated if a topic was recreated, and OffsetGap if unread records were deleted. The message counts
+        unread records up to `ends`, the log ends of the previous poll: a recreated topic has other ends.
         """
         found = self.kafka.describe()
         try:
@@ -257,7 +272,7 @@ class BatchPlanner:
             self.kafka.check_not_hidden(missing)
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count the polls in a row that missed a topic of the position, which only a pattern's topics may miss."""
+        """Count the consecutive polls that missed a topic of the position. Only topics of a pattern may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -269,7 +284,7 @@ class BatchPlanner:
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
 
     def _forget_topic(self, topic: str) -> int:
-        """Discard the known log ends of a deleted topic. Returns how many known records were not read."""
+        """Discard the known log ends of a deleted topic. Returns how many of its known records were not read."""
         unread = 0
         for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
             unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
@@ -278,9 +293,9 @@ class BatchPlanner:
         return unread
 
     def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
-        """Return a sentence about the unread records that these topics had before `ends`; empty without any."""
+        """Return a sentence with the number of records before `ends` that were not read; empty if there are none."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
-        return f". {counted(unread, 'record')} that Kafka had before had not been read" if unread else ""
+        return f". {counted(unread, 'record')} that Kafka had before were not read" if unread else ""
 
     def _record_answer(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
@@ -288,6 +303,7 @@ class BatchPlanner:
         self.answered_at, self.silent_since = now, None
 
     def _handle_silence(self, error: KafkaUnavailable, since: float) -> None:
+        """Report and log that Kafka does not respond. Raises `error` if this has lasted for `UNREACHABLE_TIMEOUT_S`."""
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
@@ -303,6 +319,9 @@ class BatchPlanner:
             raise error
 
     def _choose_position(self, now: float) -> Position:
+        """Return where the next batch ends, and move the planner's position there. Without a due batch, it does not
+        move.
+        """
         policy = self.settings.policy
         offsets = self.position.offsets
         unread = sum(max(self.ends.get(tp, start) - start, 0) for tp, start in offsets.items())
@@ -327,7 +346,10 @@ class BatchPlanner:
         return self.position
 
     def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return new leader epochs of topic-partitions whose offsets advance: other logs may have been truncated."""
+        """Return the leader epochs that replace those of the position.
+
+        A partition whose offset does not advance keeps its epoch, because its log may have been truncated.
+        """
         return {
             tp: epoch
             for tp, epoch in self.watch.leader_epochs.items()
@@ -335,16 +357,20 @@ class BatchPlanner:
         }
 
     def _oldest_age_s(self, now: float) -> float | None:
+        """Return the time (s) since the oldest unread record was first seen.
+
+        Returns None if no records are unread, or if some existed when the writer started.
+        """
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions without unread records for the idle timeout.
+        """Return the partitions that have had no unread records for the idle timeout.
 
         Partitions that are idle in the marker stay idle while they have no new records. Records in an open transaction
-        count as unread: once committed, they may be older than all records read before. So does a missing topic,
-        because a broker's response may have omitted it by mistake.
+        count as unread: once committed, they may be older than all records read before. A missing topic also counts as
+        unread, because a broker's response may have omitted it by mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}

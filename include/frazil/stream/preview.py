@@ -42,7 +42,9 @@ class PreviewedRecord:
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
-    """Preview the newest `limit` records, by topic, partition and offset. Raises SpecError and Kafka's errors."""
+    """Return previews of the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and
+    Kafka's errors.
+    """
     context, schema = _context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:
@@ -66,7 +68,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
 
 
 def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
-    """Return the context for decoding records as if the table were new, and that table's schema."""
+    """Return the context for decoding records as if the table were new, and the schema of that table."""
     schema = iceberg.schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
@@ -76,6 +78,7 @@ def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
 
 
 def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
+    """Return the newest offsets: an equal share of `limit` from each partition, rounded up."""
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)

@@ -13,7 +13,7 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 WRITES_A_SECOND = 8.0
-"""Maximum number of writes per second by all tasks of a batch on a cluster. Each is a storage request."""
+"""Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a storage request."""
 MAX_PERIOD_S = 15.0
 """Maximum interval (s) between a task's writes, so that users see a large batch advance."""
 _WRITE = "write-"
@@ -23,7 +23,7 @@ MERGE_PERIOD_S = 1.0
 
 
 def cluster_period_s(tasks: int) -> float:
-    """Return the interval (s) at which each task writes its progress, if `tasks` tasks run at once."""
+    """Return the interval (s) at which each task writes its progress, if `tasks` tasks run at the same time."""
     return min(max(1.0, tasks / WRITES_A_SECOND), MAX_PERIOD_S)
 
 
@@ -45,10 +45,15 @@ class ProgressFolder:
     period_s: float = 0.0
     """Time (s) before a task's first write and between two writes; 0 writes each report."""
     attempt: int = 0
-    """The number of the batch's attempt, as late tasks may still write; for a merge, its start (ms since 1970)."""
+    """The number of the batch's attempt. It tells its files from those that late tasks of earlier attempts write.
+
+    For a merge: the time of its start, in milliseconds since 1970.
+    """
 
     def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
-        """Write how many records a task has read or, for a task named by `write_task`, a writer has written."""
+        """Write how many records a task has read or, for a task named by `writer_task_name`, how many its writer has
+        written.
+        """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
         self._put(task, value)
 
@@ -85,7 +90,7 @@ class ProgressFolder:
         return RecordCounts(read, written)
 
     def _values(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
-        """Read the files of the tasks whose names begin with `prefix`."""
+        """Yield the file name and the content of each task whose name begins with `prefix`."""
         store = open_store(self.location, self.io)
         for file in store.list_files(self.location):
             name = file.path.rpartition("/")[2]

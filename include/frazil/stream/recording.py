@@ -41,7 +41,7 @@ from frazil.timetext import ago
 log = logging.getLogger(__name__)
 
 LINEAGE = "openlineage"
-"""The thread that sends to OpenLineage. It is separate from the threads that write to storages."""
+"""Name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class Recording:
     recording_threads: RecordingThreads
 
     def start(self, tables: StreamTables) -> None:
-        """Start to record, once the tables exist. The history is written with the main table's latest credentials."""
+        """Start to record. Call it when the tables exist; the history is written with the main table's latest
+        credentials.
+        """
         main = tables.main
         table = main.current()
         location, uuid = history_location(table, tables.stream), str(table.metadata.table_uuid)
@@ -66,7 +68,9 @@ class Recording:
             self.recording_threads.add(self.lineage, storage=LINEAGE)
 
     def finish(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended, and the error, if any. Waits some seconds at most for the last entries."""
+        """Record that the writer has ended, and its error, if any. Waits at most some seconds until the last entries
+        are written.
+        """
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)
@@ -96,6 +100,7 @@ def record_events(spec: StreamSpec, events: Events, recording_threads: Recording
 
 
 def _lineage(spec: StreamSpec) -> StreamLineage | None:
+    """Return the stream's OpenLineage recorder; None if OpenLineage is not configured."""
     settings = Settings.load(os.environ)
     for problem in settings.problems:
         log.warning("stream %s: %s", spec.name, problem)
@@ -128,7 +133,7 @@ def log_event(event: Event) -> None:
             _writer.info("epoch %d begins: %s", what.epoch, what.settled)
         case RecordsSkipped():
             _writer.warning(
-                "Kafka's retention deleted records that stream %r had not read, and skips now: %s", stream, what.lost
+                "Kafka's retention deleted records that stream %r had not read. They are skipped: %s", stream, what.lost
             )
         case BatchCommitted():
             _batch.info(

@@ -43,12 +43,12 @@ MEASURED_MS = 10_000
 LOG_CHECK_MS = 60_000
 """Interval (ms) at which the size of the log file is checked."""
 COUNT_WAIT_S = 0.5
-"""Time (s) that a heartbeat with its own thread waits for the record count."""
+"""Maximum time (s) that a heartbeat waits for the record count, if the writer has its own heartbeat thread."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 CARRIED_MS = 3_600_000
-"""Maximum age (ms) of an earlier writer's heartbeat from which `caught_up_at_ms` is taken over."""
+"""Maximum age (ms) of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""Phases in which an upsert stream merges batches. A take-over merges the last writer's unfinished batches."""
+"""Phases in which an upsert stream merges batches. A take-over merges unfinished batches of the previous writer."""
 
 
 class Reporter:
@@ -111,7 +111,7 @@ class Reporter:
         self._write()
 
     def take(self, event: Event) -> None:
-        """Receive one event."""
+        """Update the heartbeat from one event."""
         match event.what:
             case PhaseBegan(phase, key):
                 if phase not in BATCH_PHASES:
@@ -144,7 +144,9 @@ class Reporter:
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
     def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the location of the stream's table. `merges` is whether batches are merged into the table."""
+        """Set the table's location and its folder of progress files. `merges` is whether batches are merged into the
+        table.
+        """
         self._progress, self._merges = progress, merges
         self._update(table_location=location)
 
@@ -173,6 +175,7 @@ class Reporter:
             self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
     def _update(self, **values: object) -> None:
+        """Set fields of the heartbeat, and send it soon. Counts as progress of the writer."""
         with self._lock:
             self._state = dataclasses.replace(self._state, advanced_at_ms=self._clock_ms(), **values)  # type: ignore[arg-type]
         self._wake.set()
@@ -188,7 +191,9 @@ class Reporter:
                 log.warning("cannot write the heartbeat: %r", error)
 
     def send_heartbeat(self) -> None:
-        """Sample the writer's state, and write the heartbeat. The thread calls this every second."""
+        """Sample the writer's state, write the heartbeat, and rotate a full log. A thread calls this every few
+        seconds.
+        """
         self._wake.clear()
         self._count_records()
         self._evaluate_backpressure()
@@ -218,6 +223,7 @@ class Reporter:
             log.info("the progress of the current batch cannot be read: %s", error)
 
     def _count(self) -> None:
+        """Update the record count of a staged batch, or the number of merged rows, from the progress files."""
         state, progress = self._state, self._progress
         if progress and time.monotonic() - self._counted_at < progress.period_s:
             return
@@ -232,17 +238,18 @@ class Reporter:
                 self._update(batch_records=counted.read)
 
     def _set_merged_rows(self, phase: Phase, rows: int) -> None:
-        """Set the number of merged rows. A merge that restarts counts from 0 again, which is progress too."""
+        """Set the number of merged rows. A merge that restarts counts from 0 again; that also counts as progress."""
         with self._lock:
             is_new = self._state.phase is phase and rows != self._state.merged_rows
         if is_new:
             self._update(merged_rows=rows)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
+        """Return by how many milliseconds a batch of this duration exceeds the commit interval."""
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch runs, so that a batch that hangs shows backpressure."""
+        """Update the backpressure while a batch runs, so that a hanging batch shows backpressure too."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -263,7 +270,7 @@ class Reporter:
         sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms)
         lag = sum(sample.unread.values()) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
-        self._watch.stretch(stretch)
+        self._watch.set_stretch(stretch)
         # During an outage no stall is evaluated, because the outage is reported. The history begins again afterwards.
         stall = self._watch.evaluate(sample) if state.outage is None else state.stall
         with self._lock:
@@ -332,7 +339,7 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
 
 
 def _caught_up_before(exchange: Exchange, now_ms: int) -> int | None:
-    """Return when the earlier writer of this host was last known to have committed every record; None if unknown."""
+    """Return when this host's earlier writer was last known to have committed every record; None if this is unknown."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):

@@ -75,10 +75,11 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry for a while if they are overdue.
+        """Commit the waiting rows, and retry for a while if they are overdue. Returns True if the writer is asked to
+        end.
 
-        Returns True if the writer is asked to end. After a downtime, rows are overdue even if no table is broken, and a
-        table may recover a second later. So one failure must not raise RouteBehind.
+        After a downtime, rows are overdue even if no table is broken, and a table may recover a second later. So one
+        failure must not raise RouteBehind.
         """
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
@@ -92,14 +93,17 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
+        """Whether any routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
     def _lag(self) -> timedelta:
+        """Maximum time for which a routed table may be missing rows (`route.lag`)."""
         return self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
 
     @property
     def _overdue(self) -> bool:
+        """Whether a routed table has been missing rows for longer than `route.lag`."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
@@ -122,6 +126,7 @@ class StreamRoute:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> Iterable[tuple[Target, EvolutionResult | None]]:
+        """Evolve routed tables by a batch's schema drift. Returns the results of `RoutedTables.evolve_tables`."""
         return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
     def commit_batch(self) -> None:
@@ -138,7 +143,9 @@ class StreamRoute:
             self.report()
 
     def report(self) -> None:
-        """Emit whether tables are missing rows. Raises RouteBehind if that has lasted longer than the route allows."""
+        """Emit an event with the tables that are missing rows. Raises RouteBehind if rows are missing for longer than
+        `route.lag`.
+        """
         behind = sorted(self.followers.behind.values(), key=lambda found: found.since_ms)
         if not behind:
             if self._reported:
@@ -163,7 +170,7 @@ def describe_behind(behind: Sequence[Behind]) -> str:
 
 
 def remedy_pointer(stream: str, behind: Sequence[Behind]) -> str:
-    """Return a sentence that names the command for the remedies; empty if the reasons already name commands."""
+    """Return a sentence with the command that shows the remedies; empty if the reasons already contain commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -1,4 +1,6 @@
-"""The tables of a stream's route: which table each value has, how tasks write to them, and how they are created."""
+"""The tables of a stream's route: which table each route value has, how tasks write to the tables, and how they are
+created.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,11 @@ log = logging.getLogger(__name__)
 
 
 def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create a table for which rows of these batches wait, unless it exists, and write its first marker.
+    """Create a routed table that does not exist yet and for which rows of these batches wait. Write its first marker.
 
-    Then the waiting rows can be committed. Raises RouteBehind for a table that was dropped or belongs to another owner,
-    AdoptionRequired for one with batches that the default table does not have, and the errors of the catalog and of
-    `ensure_declared`.
+    An existing table is not created again. Then the waiting rows can be committed. Raises RouteBehind for a table that
+    was dropped or belongs to another owner. Raises AdoptionRequired for a table with batches that the default table
+    does not have. Raises the errors of the catalog and of `ensure_declared`.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)
@@ -85,7 +87,10 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Whether a foreign table has the name of one that the template would create. Raises the catalog's errors."""
+    """Whether a table was not created by this stream, although it has a name that the route's template would use.
+
+    Raises the catalog's errors.
+    """
     properties = tables.handle(target).current().properties
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
@@ -97,25 +102,28 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
-    """Return the route value in the table's note; None for a table that the route names, and without a note."""
+    """Return the route value in the note of a missing table. None without a note, and for a table that the route
+    names.
+    """
     named = spec.route is not None and target in spec.route.tables.values()
     note = None if named else load_note(tables, target)
     return None if note is None else note.value
 
 
 def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
+    """Raise RouteBehind if batches have files that were staged in the folder of a table that has since been dropped."""
     if not all_files_wait(tables, journals, target):
-        raise RouteBehind(f"table {target} was dropped, and files wait that its former batches wrote")
+        raise RouteBehind(f"table {target} was dropped after rows of uncommitted batches were written into its folder")
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Raise TableLost if the route once had this missing table: a new table would not have its rows."""
+    """Raise TableLost if the route once had this missing table: a new table would be missing its rows."""
     if (member := read_member(tables, target)) is not None:
         raise TableLost(dropped_sentence(spec, tables, member))
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: Member | None, table: Table) -> None:
-    """Raise TableLost if another table now has the name of a table that the route had."""
+    """Raise TableLost if another table now has the name of a former table of the route."""
     if member is not None and member.is_another(table):
         raise TableLost(dropped_sentence(spec, tables, member, table))
 
@@ -148,15 +156,17 @@ class RoutedTables:
     absent: dict[Target, str] = field(default_factory=dict)
     """Maps each table that could not be loaded or created to the reason."""
     _members: set[Target] = field(default_factory=set)
-    """Tables that the route is known to have had."""
+    """Names of tables that have a record, so the route once had them."""
     _unread: set[Target] = field(default_factory=set)
-    """Tables that the template may have created and that could not be loaded; their values are unknown."""
+    """Tables that the template may have created and that could not be loaded, so their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
+    """Schemas, partition specs and sort orders as JSON. Equal texts share one object."""
 
     def open(self, default_marker: Marker) -> None:
-        """Load the existing tables, and create those that are declared. An error of one does not affect the others.
+        """Load the existing tables, and create those that are declared. An error of one table does not affect the
+        others.
 
         Raises AdoptionRequired for a table with batches that the default table does not have. Errors of tables that
         commit atomically with the default table are raised too: RouteBehind if another table has the name while rows
@@ -178,12 +188,16 @@ class RoutedTables:
         return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
-        """Return the declared route values whose tables earlier writers could not create."""
+        """Return the route values whose tables earlier writers could not create, if the route still allows these
+        values.
+        """
         noted = [(note.value, note.target) for note in load_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep existing tables that cannot be loaded: their rows wait, even if the route no longer allows the value."""
+        """Keep the template's tables that exist but cannot be loaded. Their rows wait, even if the route no longer
+        allows the value.
+        """
         names = sorted(self._unread & self._members)
         members = filter(None, in_parallel(lambda name: read_member(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
@@ -192,13 +206,15 @@ class RoutedTables:
         )
 
     def _values_of_dropped(self) -> list[str]:
-        """Return the values of the template's tables that the catalog no longer has. An operator decides about them."""
+        """Return the route values whose tables the catalog no longer has. An operator decides what happens to them."""
         known = {*self.targets.values(), *self._unread}
         names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
         found = (read_member(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and route_includes(self.spec, m)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
+        """Load or create a table, and prepare it for this epoch. If that fails, it is added to `absent`."""
+
         def prepare() -> None:
             if value is None:
                 self._prepare_table(self._load_or_create_table(target, None), None, default_marker)
@@ -208,7 +224,7 @@ class RoutedTables:
         self._try_table(target, value, prepare)
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
-        """Return the table. Creates it if it never existed; raises TableLost if it was dropped."""
+        """Return the table. Creates it if the route never had it. Raises TableLost if it was dropped."""
         table = self._load(identifier)
         if table is None:
             if identifier in self._members:
@@ -252,11 +268,13 @@ class RoutedTables:
             self._in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
-        """Map each table that the template creates to its route value."""
+        """Return the route value of each table that the template creates."""
         return {target: value for value, target in self.targets.items() if value not in self.route.tables}
 
     def _load_made_tables(self, default_marker: Marker) -> None:
-        """Load the tables that the template created, whose property has the route value, and add them to `targets`."""
+        """Load the tables that the template created, and add them to `targets`. Each table's properties have its route
+        value.
+        """
 
         def load_made(identifier: str) -> None:
             try:
@@ -282,12 +300,17 @@ class RoutedTables:
             self._in_parallel(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
+        """Create the template's table for a route value. If that fails, its rows wait next to the default table."""
         identifier = self.route.made_table(value)
         self._try_prepare(identifier, value, default_marker)
         if identifier in self.absent:
             self.targets[value] = identifier
 
     def _create_for_value(self, value: str, default_marker: Marker) -> None:
+        """Load or create the template's table for a route value.
+
+        If the table was not created for this value, adds the value to `refused`.
+        """
         identifier = self.route.made_table(value)
         self._check_no_waiting_rows(identifier)
         table = self._load_or_create_table(identifier, value)
@@ -309,7 +332,10 @@ class RoutedTables:
             return None
 
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Prepare an existing table for this epoch. Raises TableLost, AdoptionRequired and RouteBehind."""
+        """Evolve an existing table to the declaration, and write its record and its first marker if they are missing.
+
+        Raises TableLost, AdoptionRequired and RouteBehind.
+        """
         identifier = table_identifier(table)
         member = read_member(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
@@ -331,7 +357,9 @@ class RoutedTables:
             write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Raise RouteBehind if rows wait for a table that is about to get its first marker: they would be lost."""
+        """Raise RouteBehind if rows wait for a table that is about to get its first marker, because they would be
+        lost.
+        """
         if behind := self.behind.get(identifier):
             remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(
@@ -403,6 +431,9 @@ class RoutedTables:
         return found[0] if found else None
 
     def _layout(self, target: Target, key: BatchKey) -> TargetTable:
+        """Return the layout in which tasks write to a loaded table. It is only computed again if the metadata has
+        changed.
+        """
         table = self.tables.handle(target).current()
         folder = batch_folder(table, self.tables.stream, key)
         location, layout = self._layouts.get(target, ("", None))

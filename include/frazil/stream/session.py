@@ -68,7 +68,10 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM and return its Spark context. Raises `EnvironmentUnusable` if it cannot, or has no cluster."""
+    """Start the JVM and return its Spark context.
+
+    Raises `EnvironmentUnusable` if Java is missing or unsuitable, or if the configuration of YARN is missing.
+    """
     in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
         raise EnvironmentUnusable(
@@ -92,7 +95,9 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
 
 def executors_python(spec: StreamSpec, properties: dict[str, str]) -> str:
-    """Return the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the driver's."""
+    """Return the path of the Python that runs tasks: `spark.pyspark.python` if set, else the package's, else the
+    driver's.
+    """
     packaged = PACKAGE_PYTHON if spec.resources.package else sys.executable
     return properties.get("spark.pyspark.python", packaged)
 
@@ -138,22 +143,25 @@ def _megabytes(size_bytes: int) -> str:
     return f"{max(1, size_bytes // 2**20)}m"
 
 
-MISSING = {
+PYTHON_PROBLEMS = {
     "No module named 'frazil'": "has no frazil",
     "No module named frazil": "has no frazil",
     "Cannot run program": "is missing there",
-    "PYTHON_VERSION_MISMATCH": "is of another version than the driver's",
+    "PYTHON_VERSION_MISMATCH": "has a different version from the driver's",
 }
-"""Maps Spark's message for a task that cannot start to frazil's text, which follows "their Python"."""
+"""Maps text of a Spark error for a task that cannot start to the end of frazil's sentence "their Python …"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot. Raises EnvironmentUnusable if Python or frazil is missing there, or differs."""
+    """Run a tiny task in each slot.
+
+    Raises EnvironmentUnusable if an executor has no Python or no frazil, or a different version of them.
+    """
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
     except Exception as error:
-        if difference := next((ours for theirs, ours in MISSING.items() if theirs in str(error)), None):
+        if difference := next((ours for theirs, ours in PYTHON_PROBLEMS.items() if theirs in str(error)), None):
             raise EnvironmentUnusable(_refusal(spec, context.pythonExec, difference)) from error
         raise
     if found := find_difference(json.loads(answer) for answer in set(answers)):
@@ -161,7 +169,7 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
 
 
 def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
-    """Return how an executor's frazil differs from the driver's; None if all are the same."""
+    """Return how an executor's frazil differs from the driver's; None if all executors have the driver's version."""
     for answer in answers:
         if "missing" in answer:
             return f"cannot stage records on {answer['host']}: {answer['missing']}"
@@ -185,7 +193,10 @@ def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
 
 
 def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
-    """Return the function of the probe's tasks. Nested, it is pickled by value, so executors do not need frazil."""
+    """Return the function of the probe's tasks, which report an executor's host and version of frazil.
+
+    It is a nested function, so it is pickled by value and an executor can load it without frazil.
+    """
 
     def probe(_: Iterable[int]) -> Iterator[str]:
         import json  # runs on the executor, without this module's imports
@@ -205,14 +216,14 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Interval of the checks for executors. One check without executors is normal: new ones may be about to arrive."""
+"""Interval (s) of the checks for executors. One check without executors is normal: new ones may be about to arrive."""
 
 
 @contextmanager
 def report_if_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log `sentence` if two checks in a row find no executor while a batch runs.
+    """Log `sentence` if two checks in a row find no executor during the context.
 
     `executors` returns the number of executors. The checks end with the context, or when `executors` raises an error.
     """

@@ -1,4 +1,4 @@
-"""The engine that runs the tasks of batches on Spark, and turns Spark's errors into short ones.
+"""The engine that runs the tasks of batches on Spark, and replaces Spark's long errors with short ones.
 
 Imports only what is needed to start a JVM: see `frazil.stream.main`.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from frazil.stream.stage_rows import StageRows
 
 MERGE_ROUNDS = 4
-"""Maximum number of Spark tasks in a merge job, as a multiple of the number of tasks that run at once."""
+"""Maximum number of Spark tasks in a merge job, as a multiple of the number of tasks that run at the same time."""
 log = logging.getLogger(__name__)
 
 UNTIL_CHECK_S = 0.2
@@ -41,15 +41,18 @@ LOG_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
+"""Where to look if a cluster provides no executors, by cluster manager."""
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. Spark has no setting for this limit."""
 DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
 """Maps Spark's message for a task whose process died to the name of that process."""
-ENDED = "SparkContext was shut down"
+APPLICATION_ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application has ended, for example because the cluster ended it."""
-GIVEN_UP = re.compile(r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)")
+TASK_GIVEN_UP = re.compile(
+    r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)"
+)
 EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
-KILLED = 137
+KILLED_EXIT_CODE = 137
 """Exit code of a process that was killed: 128 + SIGKILL."""
 
 
@@ -66,7 +69,7 @@ class SparkEngine:
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context before its executors are checked, which may never come; None before it exists."""
+        """The Spark context, set before its executors are checked, which may never arrive; None before it exists."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark in the background, unless it was started before. Returns a future of the context.
@@ -150,6 +153,7 @@ class SparkEngine:
 
     @contextmanager
     def _job(self, stream: str, description: str) -> Iterator[SparkContext]:
+        """Yield the Spark context for one job. Spark's errors are translated, and lost executors are logged."""
         context = self._context
         with task_failures(stream), self._executors_watched(stream):
             # Spark's UI shows the group and the description. An abandoned task attempt is interrupted; its Python
@@ -171,6 +175,7 @@ class SparkEngine:
             self._context.cancelJobGroup(f"stream {stream}")
 
     def _executors_watched(self, stream: str) -> AbstractContextManager[None]:
+        """Return a context that warns if a cluster has no executors left."""
         resources = self._spec.resources
         if not resources.on_cluster or self._session_context:
             return nullcontext()
@@ -204,7 +209,7 @@ class SparkEngine:
 
 @contextmanager
 def task_failures(stream: str) -> Iterator[None]:
-    """Turn Spark's page of Java stack frames into a short error, if the cause is recognised."""
+    """Replace a Spark error of known cause with a short error. Spark's own error is a page of Java stack frames."""
     try:
         yield
     except Exception as error:
@@ -214,12 +219,13 @@ def task_failures(stream: str) -> Iterator[None]:
 
 
 def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
+    """Return a short error for a Spark error with this text; None if the cause is unknown."""
     if NOT_CONNECTED in text:
         return PythonStartTimeout(
             f"a Python process of stream {stream!r} did not start within the 10 s that Spark gives it: this host is "
             "too busy"
         )
-    if ENDED in text:
+    if APPLICATION_ENDED in text:
         return WorkerDied(_end_message(stream))
     if died := next((what for words, what in DIED.items() if words in text), None):
         return WorkerDied(_death_message(stream, died, text))
@@ -232,7 +238,7 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
 
 
 def python_error_message(text: str) -> str | None:
-    """Return the message of a task's Python error, which follows the traceback in Spark's text; None without one."""
+    """Return the message of the Python error in Spark's text, where it follows the traceback; None without one."""
     _, found, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]
@@ -249,19 +255,20 @@ def _end_message(stream: str) -> str:
 
 
 def _death_message(stream: str, died: str, text: str) -> str:
-    """Describe which process died, where and how, if Spark's text has these details."""
-    given_up, exit_code = GIVEN_UP.search(text), EXIT_CODE.search(text)
+    """Return a message: which process died and, if Spark's text has these details, where and how."""
+    given_up, exit_code = TASK_GIVEN_UP.search(text), EXIT_CODE.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""
     tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
-        if code == KILLED
+        if code == KILLED_EXIT_CODE
         else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
-        f"reads it again. {cause}: look for exit code {KILLED} in the log of the host or the container, and give it "
+        f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, "
+        "and give it "
         "more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

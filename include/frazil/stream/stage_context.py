@@ -1,4 +1,4 @@
-"""Builds the staging context that all tasks of a batch, or of a backfill's chunk, share, from the tables' state."""
+"""Builds a staging context from the state of the tables. All tasks of a batch, or of a backfill's chunk, share it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """Build the staging context of a batch. Its files go to folders named after `key`.
+    """Build the staging context of a batch, whose files go to folders named after `key`.
 
     The caller adds the known dead letters and the windows. Raises SchemaIncompatible if the declared columns no longer
     fit a table, and the errors of `catalog_errors`.
@@ -74,7 +74,7 @@ def declared_context(
     targets: Mapping[Target, TargetTable],
     units: Mapping[str, Unit],
 ) -> StageContext:
-    """Build a staging context for a table of this schema, without a batch, Kafka's properties and topic ids."""
+    """Build a staging context for a table of this schema. It has no batch, Kafka properties or topic ids."""
     changes = change_rules(spec, schema, other_names)
     return StageContext(
         stream=spec.name,
@@ -103,7 +103,7 @@ def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
-    """Return the rules by which records change rows, with the columns' current names; None if each record is a row."""
+    """Return the rules by which records change rows, with the columns' current names; None for append streams."""
     if spec.mode == "append":
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)

@@ -23,12 +23,17 @@ from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
 Sent = tuple[int, str | tuple[int, int, bytes]]
-"""The number of the receiving writer, and a reader's answer or a `Parcel`'s task, row count and data."""
+"""One item of a shuffle: the number of the receiving writer, and its content.
+
+The content is a reader's answer, or a `Parcel`'s task, row count and data.
+"""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces the function that a driver of another version sent: each answer is an error, which ends the writer."""
+    """Replaces the function that a driver of another version sent. Each of its answers is an error, which ends the
+    writer.
+    """
 
     sentence: str
 
@@ -46,11 +51,12 @@ class VersionRefusal:
 
 
 def error_answer(error: FrazilError) -> dict[str, object]:
+    """Return the answer with which a task reports this error."""
     return {"error_type": type(error).__name__, "error": str(error)}
 
 
 def parse_answer(answer: str) -> dict[str, Any]:
-    """Parse a task's answer. Raises the FrazilError that the task ended with."""
+    """Parse a task's answer. Raises the FrazilError with which the task ended, if any."""
     value: dict[str, Any] = json.loads(answer)
     if "error" in value:
         raise getattr(errors, value["error_type"])(value["error"])
@@ -60,12 +66,10 @@ def parse_answer(answer: str) -> dict[str, Any]:
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
     """Rebuild the function that a driver sent, or return a refusal if the driver has another version.
 
-    Drivers of earlier versions call this function. So keep its name, and `version` and `context.stream` in the
+    Drivers of earlier versions call this function, so keep its name, and keep `version` and `context.stream` in the
     argument.
     """
-    return rebuild(
-        work, lambda: StageRows(StageContext.from_named(work["context"]), ProgressFolder(**work["progress"]))
-    )
+    return rebuild(work, lambda: StageRows(StageContext.from_dict(work["context"]), ProgressFolder(**work["progress"])))
 
 
 def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefusal:
@@ -90,8 +94,8 @@ def warm_up_worker(_: Iterable[int]) -> None:
 class StageRows:
     """The function that an engine sends to its executors, where it is called with the plans of a task.
 
-    It returns a FrazilError as an answer: Spark would retry a task that raises, although staging has already retried.
-    Spark still retries a task whose worker died.
+    It returns a FrazilError as an answer instead of raising it: Spark would retry the task, although staging has
+    already retried. Spark still retries a task whose worker died.
     """
 
     context: StageContext
@@ -106,7 +110,9 @@ class StageRows:
         A Python process that starts while a writer runs imports the version that is installed at that time. A forked
         worker has the modules that Spark's daemon imported before.
         """
-        return shipped, ({"version": __version__, "context": self.context.named(), "progress": asdict(self.progress)},)
+        return shipped, (
+            {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
+        )
 
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
@@ -119,7 +125,7 @@ class StageRows:
         return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
     def read(self, plans: Iterable[str]) -> Iterator[Sent]:
-        """Read the plans' records, before a shuffle. Yields the rows, each for a writer, and the tasks' answers.
+        """Read the plans' records, before a shuffle. Yields rows with their writers' numbers, and the tasks' answers.
 
         The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
         Spark runs a task twice.
@@ -181,7 +187,7 @@ class StageRows:
         return iter(answers)
 
     def _answer_error(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
-        """Return the answer that reports an error. Raises an error that neither frazil nor an object store caused."""
+        """Return the answer that reports an error. Raises the error if it is an OSError of unknown cause."""
         found = error.error if isinstance(error, Suspect) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)

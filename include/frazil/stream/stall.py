@@ -1,19 +1,19 @@
-"""Finds stalls of a healthy writer, and the topic-partition that holds it back. Pure.
+"""Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
 
-A process may be alive, send heartbeats and log although no record reaches the table, or although the watermark does not
-move and partitions do not complete. Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The
-stall is reported within three commit intervals, or within 20 s if these are shorter. The first matching rule counts:
+A process may be alive, send heartbeats and log although no record reaches the table or the watermark does not move.
+Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The stall is reported after three commit
+intervals, or after 20 s if these are shorter. The first matching rule applies:
 
-1. Kafka has not answered for 20 s; or the writer waits, and its planner, for another reason, has had no answer for
-   three intervals, so the unread records are unknown.
+1. Kafka has not answered for 20 s. Or the writer waits for records, and its planner has had no answer for three
+   intervals for another reason, so that the number of unread records is unknown.
 2. The unread records of a topic-partition have made no progress towards a commit for three intervals.
 3. Offsets of a topic-partition wait for a transaction, and its readable part has ended at the same offset for three
    intervals.
 4. Commits advance the offsets, but the watermark has stayed the same for three intervals.
 
-These are not stalls: a topic without unread records; a backlog whose committed offsets advance, however far behind; a
-batch longer than three intervals whose records or phase advance. That last exception is only for the *first* batch over
-the same offsets: a batch that is lost and read again brings no record nearer to the table.
+These are not stalls: a topic without unread records; a backlog whose committed offsets advance, however large it is; a
+batch that takes longer than three intervals while its records or its phase advance. The last exception is only for the
+*first* batch over the same offsets: a batch that is lost and read again brings no record nearer to the table.
 
 Rule 4 needs two commits that left the watermark unchanged, so that one late record in a quiet topic is not a stall. The
 rule reports a topic-partition without records even if `watermark.idle-timeout` will release the partition later: that
@@ -39,19 +39,25 @@ from frazil.timetext import ago, utc
 MIN_COMMITS = 2
 """Number of commits that must leave the watermark unchanged before a stall is reported."""
 INTERVALS = 3
-"""Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice."""
+"""Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice in this
+time.
+"""
 MIN_STALL_MS = 20_000
-"""Minimum time (ms) of a stall. On a busy host, Spark needs up to 10 s to start a Python worker."""
+"""Minimum time (ms) without progress before a stall is reported. On a busy host, Spark needs 10 s to start a Python
+worker.
+"""
 GAP_MS = 30_000
-"""Maximum time (ms) between two samples. After a longer gap, the machine slept, and the history begins again."""
+"""Maximum time (ms) between two samples. A longer gap means that the machine slept, so the history begins again."""
 FIRST_ANSWER_MS = 60_000
-"""Time (ms) without the planner's first answer after which a writer is stalled. Starting brokers answer late."""
+"""Time (ms) after which a writer is stalled if its planner has never had an answer. Starting brokers answer late."""
 
 WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. During a start, a take-over and a stop, log ends are not observed."""
 
 
 class BatchName(NamedTuple):
+    """The epoch and the number of a batch."""
+
     epoch: int
     batch: int
 
@@ -73,6 +79,7 @@ class Limits:
 
     @property
     def gap_ms(self) -> int:
+        """Maximum time (ms) between two samples. After a longer gap, the history begins again."""
         return max(GAP_MS, self.interval_ms)
 
     def with_stretch(self, stretch: float) -> Limits:
@@ -96,9 +103,9 @@ class Sample:
     offsets: Mapping[TopicPartition, int]
     """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of records after the committed offset at the planner's last report, where there are any."""
+    """Number of records after the committed offset at the planner's last report, for each partition that has any."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Number of offsets that wait for transactions to end, where there are any."""
+    """Number of offsets that wait for transactions to end, for each partition that has any."""
     transaction: str = ""
     """See `PlannerReport.transaction`."""
     silent_since_ms: int | None = None
@@ -138,15 +145,22 @@ class History:
     advances: int = 0
     """Number of samples after `watermark_since_ms` at which a commit had advanced offsets."""
     read_up_since_ms: int | None = None
-    """Since when all records have been committed and no offset has moved; None if records are unread."""
+    """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """When the committed offset of each topic-partition last changed."""
     waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
+    """The unread records of each topic-partition that has any."""
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """Offset where the readable part ends before open transactions, and since when (ms) it ends there."""
+    """For each partition with open transactions: the offset where its readable part ends, and since when (ms) it ends
+    there.
+    """
 
 
 def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:
-    """Return the history with one more sample. After a gap, it begins again. Phases other than WORKING add nothing."""
+    """Return the history with one more sample. After a gap, the history begins again.
+
+    Samples in other phases than `WORKING_PHASES` only update the times.
+    """
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING:
@@ -172,7 +186,7 @@ def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> His
 
 
 def _still_starts(before: History) -> bool:
-    """Whether no commit has advanced offsets since the watermark last moved, so that no record may have been read."""
+    """Whether no commit has advanced offsets since the watermark last moved. Then no record may have been read yet."""
     return before.advances == 0
 
 
@@ -223,7 +237,7 @@ def _find_silent_kafka(sample: Sample) -> Stall | None:
 
 
 def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
-    """Find a planner without an answer from Kafka (rule 1), which is not polled while a batch runs."""
+    """Find a planner that gets no answer from Kafka (rule 1). Applies only while the writer waits for records."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -267,7 +281,7 @@ def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[s
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
     restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
-        why = f"batch {sample.batch} reads the records again that batch {wait.first_batch} did not commit"
+        why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
         return why, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
         read = counted(sample.batch_records, "record")
@@ -318,14 +332,14 @@ def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -
     if tp is None:
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
-    others = f", like {equal} more" if equal else ""
+    others = f" (and {equal} more)" if equal else ""
     at = "has been unknown" if sample.watermark_us is None else f"has been at {utc(sample.watermark_us // 1000)}"
     why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)} holds the watermark back{others}: commits advance the offsets, but the watermark {at} "
+        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark {at} "
         f"since {_since_text(since_ms, sample)}: {why}. {do}",
     )
 
@@ -361,12 +375,15 @@ class StallWatch:
         self._history: History | None = None
         self._stall: Stall | None = None
 
-    def stretch(self, stretch: float) -> None:
+    def set_stretch(self, stretch: float) -> None:
         """Set the factor by which the commit interval is stretched."""
         self._limits = self._declared.with_stretch(stretch)
 
     def evaluate(self, sample: Sample) -> Stall | None:
-        """Return the stall at the sample's time, if any; the previous result while the writer takes over or stops."""
+        """Return the stall at the sample's time, if any, and emit events if a stall began or ended.
+
+        While the writer takes over or stops, returns the previous result.
+        """
         self._history = add_sample(self._history, sample, limits=self._limits)
         if sample.phase in WORKING:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)

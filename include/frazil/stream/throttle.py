@@ -6,8 +6,8 @@ throttling measures the size that maintenance leaves: the *low*, the smallest nu
 the last two maintenance periods.
 
 The *pressure* is the low divided by the declared number of snapshots or manifests, whichever ratio is larger.
-Throttling starts if the pressure grows and exceeds `BEGIN`. It ends if the pressure is at most `END`, or has fallen
-from its maximum by more than the factor `TURN_FACTOR`.
+Throttling starts if the pressure grows and exceeds `BEGIN_PRESSURE`. It ends if the pressure is at most `END_PRESSURE`,
+or has fallen from its maximum by more than the factor `TURN_FACTOR`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from frazil.commit.manifest_lists import read_manifests
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 
-BEGIN = 2.0
-END = 1.5
+BEGIN_PRESSURE = 2.0
+END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
 """The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
 SLICES = 4
-"""Number of time slices kept, each half a maintenance period. Three contain a low even if maintenance is late."""
+"""Number of time slices kept, each half a maintenance period. Three slices contain a low even if maintenance is
+late.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,9 @@ class Measure:
 
 
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
-    """Measure the table's branch `main`. An open backfill branch would count its snapshots again."""
+    """Measure the table's branch `main`. Other branches are left out: an open backfill branch would count snapshots
+    twice.
+    """
     main = list(ancestors(table.metadata))
     manifests = len(read_manifests(main[0], table.io)) if main else 0
     return Measure(len(main), manifests, commit_s, at_ms)
@@ -79,6 +83,7 @@ class Bounds:
         )
 
     def pressure(self, low: Low) -> float:
+        """Return the ratio of the low to these bounds, for snapshots or manifests, whichever is larger."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)
@@ -99,7 +104,10 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
-    """Return the state after one more commit. The first one, and one after a long pause, only begin the history."""
+    """Return the state of throttling after one more commit.
+
+    The first commit, and the first one after a long pause, only start the history.
+    """
     lows = _lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
@@ -108,14 +116,17 @@ def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throt
     grows, extreme = _direction(before, pressure)
     pressed = before is not None and before.reason is not None
     known = pressed or len(lows) == SLICES
-    if not (known and grows) or pressure <= (END if pressed else BEGIN):
+    if not (known and grows) or pressure <= (END_PRESSURE if pressed else BEGIN_PRESSURE):
         return Throttle(lows, grows, extreme)
-    interval = min(bounds.interval * pressure / END, bounds.longest)
+    interval = min(bounds.interval * pressure / END_PRESSURE, bounds.longest)
     return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
 
 
 def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
-    """Return the lows of the last `SLICES` time slices, oldest first. Drops slices in the future (a clock set back)."""
+    """Return the lows of the last `MAX_SLICES` time slices, oldest first.
+
+    Drops slices in the future, which exist if the clock was set back.
+    """
     now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
     earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
     return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))
@@ -126,6 +137,7 @@ def _lowest(lows: Sequence[Low]) -> Low:
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
+    """Return whether the pressure grows, and its maximum if it does; otherwise its minimum."""
     if before is None:
         return False, pressure
     if before.grows:

@@ -32,13 +32,15 @@ from frazil.stream.boundaries import Boundaries
 log = logging.getLogger(__name__)
 
 STEP = 100_000
-"""Number of events to read at a time. After each step, the events of complete transactions are forgotten."""
+"""Maximum number of events to read at a time. After each step, the events of complete transactions are forgotten."""
 SLICE = 20_000
-"""Number of records of the transaction topic to read at once. Ends that are not needed yet take memory."""
+"""Maximum number of records of the transaction topic to read at a time. Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""Maximum time by which the connector's clock may step back. The search for ends starts this much earlier."""
+"""Maximum time by which the connector's clock may be set back. The search for transaction ends starts this much
+earlier.
+"""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets to search for the last transaction, if the marker does not name it after a reset."""
+"""Number of offsets in which to search for the last transaction, if the marker does not have it after a reset."""
 MAX_NAME_CHARACTERS = 200
 """Maximum number of characters of a table's name in messages."""
 WARN_S = 60.0
@@ -56,19 +58,21 @@ class WholeTransactions:
     """Number of records to read ahead. More are read only to reach the end of a transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
-    """The last transaction before the writer's first position, if the marker names it."""
+    """The last transaction before the writer's first position, if the marker has it."""
     waits_for: str = ""
-    """The transaction for which records are held back, and what to do; empty if none are held back."""
-    stuck: bool = False
+    """A sentence: for which transaction records are held back, and what to do. Empty if none are held back."""
+    is_stuck: bool = False
     """Whether all events and ends were read, and a transaction has definitely not ended."""
     _waits: bool = False
     """Whether all events were read, and a transaction may not have ended."""
     _log: Boundaries | None = None
     _scanned: int = 0
+    """The offset up to which the topic's events were read."""
     _since_ms: int | None = None
     """When the first event of a transaction was written (ms since 1970); None before it was read."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
+    """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
     """The offset at which an unfinished transaction begins, and since when (`clock`)."""
     _warned: float = 0.0
@@ -78,18 +82,19 @@ class WholeTransactions:
         """The last offset at which a batch may end; 0 before anything was read."""
         return self._log.at if self._log else 0
 
-    def listen(self) -> None:
-        """Read ends of transactions, if records wait for one. Called before the ends of logs are fetched."""
+    def read_transaction_ends(self) -> None:
+        """Read transaction ends if records wait for one. Call this before fetching the ends of the logs."""
         more = self._waits
         while more:
             more = self._read_ends()
 
     @property
     def last(self) -> LastTransaction:
+        """The newest complete transaction before `at`."""
         return self._log.newest if self._log else self.began
 
-    def follow(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return the offset up to which the partition may be read, from `start`. `end` is the end of its log.
+    def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
+        """Return the offset up to which the partition may be read from `start`. `end` is the end of its log.
 
         The result is less than `end` if all records up to `end` are known and a transaction has not ended. Raises the
         errors of reading Kafka, and SpecError if the topic has events of several tables.
@@ -107,12 +112,16 @@ class WholeTransactions:
             if self._scanned >= goal:  # within one transaction
                 goal = self._scanned + self.max_records
         held_back = all_read and self._log.at < end
-        self.stuck, self._waits = held_back and self._waits, held_back
+        self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
         self._warn(tp, open_one)
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
+        """Move the last boundary forward, and read transaction ends while one is missing.
+
+        Returns the id of a transaction that has not ended; empty if there is none.
+        """
         open_one = log.settle(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)
@@ -122,6 +131,7 @@ class WholeTransactions:
         return open_one
 
     def _scan(self, tp: TopicPartition, end: int) -> None:
+        """Read the events before the offset `end`, and add them to the transaction log."""
         if end <= self._scanned:
             return
         assert self._log is not None
@@ -142,7 +152,7 @@ class WholeTransactions:
         self._scanned = end
 
     def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
-        """Return the last transaction before `start`, for a stream whose marker does not name it."""
+        """Return the last transaction before `start`, for a stream whose marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
             for one in events:
@@ -150,6 +160,7 @@ class WholeTransactions:
         return found
 
     def _add_event(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
+        """Remember the table that the events belong to. Raises SpecError if the topic has events of several tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -159,7 +170,8 @@ class WholeTransactions:
             names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
-                "one stream cannot see their whole transactions: leave it out, or give each table its own topic"
+                "one stream cannot read their transactions as a whole: remove the option, or give each table its own "
+                "topic"
             )
 
     def _read_ends(self) -> bool:
@@ -185,7 +197,7 @@ class WholeTransactions:
             )
 
     def _describe_wait(self, open_one: str) -> str:
-        """Describe which transaction the records wait for, and what to do."""
+        """Return a sentence: for which transaction the records wait, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "
@@ -201,6 +213,8 @@ class WholeTransactions:
 
 @dataclass(slots=True)
 class KafkaTopics:
+    """Reads a stream's events, and the ends of their transactions, from Kafka."""
+
     properties: Mapping[str, str]
     """Kafka properties with resolved references."""
     kafka: KafkaOffsets
@@ -208,13 +222,14 @@ class KafkaTopics:
     decoder: TransactionDecoder
     stream: str
     _next: dict[TopicPartition, int] = field(default_factory=dict)
+    """The next offset to read from each partition of the transaction topic."""
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
     def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
         """Yield the events with offsets in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
-            yield chunk, self.decoder.events(chunk)
+            yield chunk, self.decoder.read_transactions(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
         """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
@@ -237,9 +252,12 @@ class KafkaTopics:
         ]
         unreadable = self.decoder.unreadable
         try:
-            found = [end for chunk in self._chunks(ranges) for end in self.decoder.ends(chunk)]
+            found = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]
         except OffsetGap as error:
-            log.warning("ends of transactions were deleted before they were read: %s", error)
+            log.warning(
+                "records of the transaction topic were deleted before they were read; reading continues after them: %s",
+                error,
+            )
             self._next |= self.kafka.earliest(self._next)
             return [], True
         self._next |= {(r.topic, r.partition): r.end for r in ranges}
@@ -261,7 +279,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the object that finds the stream's transaction boundaries; None if it declares no transactions.
+    """Return the finder of the stream's transaction boundaries; None if the stream does not declare `transactions`.
 
     `properties` may have unresolved references. `last` is the last transaction in the marker.
     """

@@ -1,4 +1,4 @@
-"""Forks Spark's Python workers from a process that has already imported the modules that a stage needs.
+"""Forks Spark's Python workers from a process that has already imported the modules that staging needs.
 
 Spark ends Python workers that were idle for a minute. A stream that commits once a minute would import everything again
 in each batch. The property `spark.python.daemon.module` makes Spark start this module in place of `pyspark.daemon`.
@@ -21,13 +21,16 @@ from importlib.machinery import PathFinder
 MODULE = __name__
 STAGE = "frazil.stream.stage_rows"
 LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
-"""Modules that a stage imports late. A worker forked from an old daemon after an upgrade must not load new ones."""
+"""Modules that staging imports only when it needs them. The daemon imports them early.
+
+Otherwise a worker that is forked after an upgrade would mix old modules with new ones.
+"""
 _ARCHIVE = re.compile(r"/((pyspark|py4j-[^/]*-src)\.zip|spark-core_[^/]*\.jar)(/|$)")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def preload() -> None:
-    """Import the modules that a stage needs. If an import fails, each worker tries it again and fails by itself."""
+    """Import the modules that staging needs. If an import fails, each worker tries it again and reports the error."""
     os.environ |= WITHOUT_THREADS
     _leave_out_archives()
     # Spark reads the daemon's port from standard output, so nothing else may be printed there.

@@ -64,8 +64,9 @@ from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_t
 log = logging.getLogger(__name__)
 
 STALE_LIMIT = 3
-"""Number of epochs in a row that may end with StaleBatch before the writer ends."""
+"""Maximum number of epochs in a row that end with StaleBatch. Then the writer ends."""
 START_ATTEMPTS = 10
+"""Maximum number of attempts in a row to start Spark's Python processes on a busy host."""
 MAX_START_WAIT_S = 30.0
 """Maximum wait (s) between two attempts to start Spark's Python processes on a busy host."""
 
@@ -87,7 +88,7 @@ class Writer:
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Run batches until the writer is stopped and, with `until_caught_up`, until all records that were in Kafka are
+        """Run batches until the writer is stopped. With `until_caught_up`, run until all records now in Kafka are
         committed.
 
         Returns the last marker. Returns None if the writer was stopped before it took over, or while a service that it
@@ -110,12 +111,15 @@ class Writer:
             except (KafkaUnavailable, CommitUnavailable) as error:
                 if not self.stopping.is_set():
                     raise
-                log.info("the writer was asked to end, and waits no longer: %s", error)
+                log.info("the writer was asked to end, so it stops waiting: %s", error)
                 return None
 
     def _run(
         self, folder: Path, events: Events, reporter: Reporter, recording: Recording, afterwards: ExitStack
     ) -> Marker | None:
+        """Wait for a topic and a slot, open the tables, and run epochs. Returns the last marker; None if stopped
+        before.
+        """
         kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
         if not self.spec.resources.on_cluster:  # on a cluster, executors have their own environment
             check_secret(self.spec)
@@ -142,7 +146,10 @@ class Writer:
                 return self._epochs(parts)
 
     def _wait_for_topics(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait for a topic of the pattern, unless the table has a marker. Returns False if asked to end first."""
+        """Wait until Kafka has a topic of the stream's pattern, unless the table has a marker.
+
+        Returns False if the writer is asked to end first. Raises TopicMissing with `until_caught_up`.
+        """
         if self.spec.source.topic_pattern is None:
             return True
         table = load_stream_table(self.spec)
@@ -161,6 +168,7 @@ class Writer:
         return False
 
     def _epochs(self, parts: EpochParts) -> Marker | None:
+        """Run one epoch after the other until one is not stale. Returns the last marker."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -193,6 +201,7 @@ class Writer:
             last = epoch.number
 
     def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
+        """Open the stream's tables and its folder of progress files. Creates tables that do not exist."""
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
@@ -222,7 +231,9 @@ class Writer:
         return tables, progress
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
-        """Wait during an outage, while other streams may use this writer's slot. Returns whether to end."""
+        """Wait during an outage, and lend this writer's slot to other streams meanwhile. Returns whether the writer
+        must end.
+        """
         again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
         return self.hosting.slots.lend(
             lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
@@ -255,6 +266,7 @@ class Epoch:
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
+    """The offsets at which the writer has caught up and ends; None if it runs until it is stopped."""
     stopping: threading.Event
     after: int | None = None
     """The number of this process's previous epoch; None for its first epoch."""
@@ -348,7 +360,7 @@ class Epoch:
         return runner
 
     def _skip_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker, moved past deleted records if the stream declares `on-gap: skip`; else raise `OffsetGap`.
+        """Return the marker. If unread records were deleted, raise `OffsetGap`, or with `on-gap: skip` skip them.
 
         With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this
         epoch.

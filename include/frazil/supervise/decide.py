@@ -1,21 +1,22 @@
-"""Decides the next action for one writer: a pure function of the observation, the time and the policy.
+"""Decides the next action for one writer. The decision is a pure function of the observation, the time and the policy.
 
 The first rule that matches decides. While a writer process is alive:
   1. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
-  2. a requested stop is under way: keep, or kill if the writer makes no progress;
+  2. a requested stop is in progress: keep, or kill if the writer makes no progress;
   3. the stream was removed or paused: stop;  a restart was requested or the spec changed: restart;
-  4. the writer is hung, by its phase's limit or its heartbeat's: restart;  otherwise keep.
+  4. the writer is hung (without progress or without heartbeats): restart;  otherwise keep.
 While no writer process is alive:
   5. removed: end;  paused: hold;  spec unreadable: give up;  desired state unreadable: hold;
   6. never launched, or the last writer ran in the foreground: start;
-  7. a user changed the spec, desired state or table since the last writer ended, or requested that end: start;
+  7. a user changed the spec, desired state or table after the last writer ended, or requested its end: start;
   8. it was fenced or denied access before supervision returned to this host: start, because the cause may be gone;
   9. it was denied access that it once had: restart after a long backoff;
  10. its exit code means that a restart would fail, too, or it crashed too often without a commit: give up;
  11. otherwise restart after the backoff.
 
-The supervisor gives up once per cause and then holds. Otherwise Airflow, which starts the next run immediately, would
-loop over failing runs. Two starts never run two writers, because the writer's lock admits one.
+The supervisor gives up only once for each cause, and then holds. Otherwise Airflow, which starts the next run
+immediately, would loop over failing runs. Two start decisions never lead to two running writers, because of the
+writer's lock.
 """
 
 from __future__ import annotations
@@ -60,15 +61,17 @@ FIXED_BY_TABLE_CHANGE = frozenset(
         CircuitOpen,
     )
 )
-"""Exit codes that an operator fixes by changing the table. After `Fenced`, the newer writer changes it, too."""
+"""Exit codes of errors that an operator fixes by changing the table. After `Fenced`, the newer writer also changes
+it.
+"""
 
 EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes whose cause is outside this host and may be gone: another writer, or missing access rights."""
+"""Exit codes of errors whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
 FROM_KAFKA = frozenset(kind.exit_code for kind in subtypes(KafkaUnavailable))
-"""Exit codes of a writer that could not reach Kafka, or found no topic there."""
+"""Exit codes of a writer that could not reach Kafka, or whose topic did not exist."""
 RESTARTABLE = frozenset(kind.exit_code for kind in subtypes() if kind.restartable)
-"""Exit codes of a writer that could not reach a service. Such a writer is restarted indefinitely."""
+"""Exit codes of a writer that could not reach a service. Such a writer is restarted without limit."""
 
 
 FAILURE_CAUSES = frozenset(
@@ -101,6 +104,7 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
 
 
 def _decide_hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
+    """Decide about a writer that a shared application runs."""
     declared, runs = observed.declared, f"the application {launch.application} runs the writer"
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
@@ -108,6 +112,7 @@ def _decide_hosted(observed: Observed, launch: Launch, status: str, *, now_ms: i
 
 
 def _stop_or_restart(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+    """Return the decision if a running writer must stop because of its declaration or desired state; otherwise None."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago"
@@ -129,9 +134,7 @@ def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision
     """Return the decision if no writer should run; None if one should run."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, Removed):
-        reason = (
-            f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago, and 0 writers are running"
-        )
+        reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago, and no writer is running"
         grace_end_ms = declared.since_ms + policy.removal_grace_ms
         if now_ms < grace_end_ms:
             return Decision(WriterAction.HOLD, Cause.REMOVED, reason, grace_end_ms)
@@ -140,19 +143,20 @@ def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision
         reason = _request_text("paused", desired, now_ms=now_ms) + "; start the writer with `frazil resume`"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, Unreadable):
-        reason = f"0 writers are running, and none can start until the spec is fixed: {declared.problem}"
+        reason = f"no writer is running, and none can start until the spec is fixed: {declared.problem}"
         return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, Unreadable):
-        reason = f"0 writers are running, and none starts while the desired state is unreadable: {desired.problem}"
+        reason = f"no writer is running, and none can start while the desired state is unreadable: {desired.problem}"
         return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
 
 def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+    """Decide after a writer has ended, or before the first launch."""
     exit_ = observed.exit
     if exit_ is None:
-        last = "the foreground writer ended" if observed.launch else "none has been launched before"
-        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers are running; {last}")
+        last = "the foreground writer ended" if observed.launch else "none was launched before"
+        return Decision(WriterAction.START, Cause.FIRST_START, f"no writer is running; {last}")
     if (change := _change_since(observed, exit_, now_ms=now_ms)) is not None:
         return Decision(
             WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"
@@ -173,6 +177,7 @@ def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decisio
 
 
 def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+    """Return the decision after an unrequested end: start now, hold until the backoff ends, or give up."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE]
     message = f": {exit_.error}" if exit_.error else ""
@@ -193,7 +198,7 @@ def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, p
 
 
 def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Decide after an end whose cause is outside this host and may be gone; None for any other end."""
+    """Return the decision if the cause of the writer's end is outside this host and may be gone; otherwise None."""
     if exit_.code not in EXTERNAL_CAUSES:
         return None
     if _ended_while_away(observed, exit_, policy=policy):
@@ -209,7 +214,9 @@ def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int,
 
 
 def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
-    """Whether no supervisor on this host saw this end, or supervision was away for long since then."""
+    """Return whether the writer ended while no supervisor was active here, or supervision was away for long
+    afterwards.
+    """
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
     given_up = observed.notes.given_up
@@ -220,7 +227,7 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
 
 
 def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
-    """Restart the writer after a long backoff: its credentials once worked, and rights are often restored."""
+    """Restart the writer after a long backoff. Its credentials once worked, and access rights are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
@@ -234,16 +241,22 @@ def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy:
 
 
 def _has_committed_before(observed: Observed, exit_: ExitRecord) -> bool:
+    """Return whether an earlier launch with the same declaration committed."""
     same = _same_declaration_as(exit_)
     return any(e.committed and same(e) for e in observed.exits)
 
 
 def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
+    """Return a predicate for exits of launches with the same declaration and desired state as the last one."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest exits without a commit, a requested stop or a user's change, newest first."""
+    """Return the latest consecutive launches that ended by themselves, without a commit, newest first.
+
+    The list ends before a launch that committed, was asked to stop, or had another declaration or desired state. It
+    also ends before an exit that is more than `window_ms` older than the last one.
+    """
     last = exits[-1]
     same = _same_declaration_as(last)
 
@@ -259,11 +272,11 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 
 
 def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit that still matter, newest first.
+    """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
 
-    Empty if the running writer has committed, if the service that ended the others answers it, or if it has no lag and
-    has run longer than each of the ended writers. Also empty an hour after the last exit, and while the supervisor acts
-    for another cause.
+    Returns an empty list if the running writer has committed, or if the service that failed responds again. The same
+    applies if it has no lag and has run longer than each of the ended writers. Also returns an empty list an hour after
+    the last exit, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -280,7 +293,7 @@ def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, 
 
 
 def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether the service that ended these writers answers the running one: Kafka, or, if no record waits, the catalog.
+    """Return whether the service that made these writers end responds again: Kafka or, without lag, the catalog.
 
     A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
     """
@@ -295,7 +308,9 @@ def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
-    """Describe a user's change after this end, which may have fixed the cause; None without one."""
+    """Return a description of a user's change after this exit, which may have fixed the cause; None without a
+    change.
+    """
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
     if isinstance(desired, Desired) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
@@ -311,12 +326,12 @@ def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str 
 
 
 def _was_requested(exit_: ExitRecord) -> bool:
-    """Whether this end was requested. The forced end of a hung writer counts as a crash."""
+    """Return whether the writer was asked to end. A hung writer that was stopped counts as crashed."""
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
 def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
-    """Give up once per subject; after that, hold."""
+    """Return a decision to give up or, if the supervisor already gave up on this subject, to hold."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
@@ -326,11 +341,13 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
 
 
 def _request_text(what: str, desired: Desired, *, now_ms: int) -> str:
+    """Return who requested a change, when and why."""
     why = f": {desired.reason}" if desired.reason else ""
     return f"{what} by {desired.by or 'an unknown user'} {ago(now_ms - desired.at_ms)} ago{why}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:
+    """Return how often the writer ended in a row; empty if once."""
     return f", {len(exits)} times in a row" if len(exits) > 1 else ""
 
 

@@ -1,4 +1,4 @@
-"""A decision about a writer, and the limits (in milliseconds) on which it depends."""
+"""A decision about a writer, and the limits (in milliseconds) that it depends on."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from frazil.spec.model import StreamSpec
 
 
 class WriterAction(StrEnum):
+    """What the supervisor does with the writer."""
+
     KEEP = "keep"
-    """The writer runs as it should."""
+    """The writer runs as it should; do nothing."""
     START = "start"
     STOP = "stop"
-    """Stop gracefully: the current batch commits."""
+    """Stop gracefully: the current batch is committed."""
     RESTART = "restart"
-    """Stop gracefully. A later decision starts the next writer."""
+    """Stop gracefully. A later decision starts a new writer."""
     KILL = "kill"
-    """Kill a writer that makes no progress towards a requested stop."""
+    """Kill a writer that was asked to stop but makes no progress."""
     HOLD = "hold"
-    """No writer runs, and none may start yet."""
+    """No writer runs, and none may start yet; do nothing."""
     GIVE_UP = "give up"
-    """No writer runs, and an operator must fix the cause. The Airflow task fails once."""
+    """No writer runs, and an operator must fix the cause. The Airflow task fails, once."""
     END = "end"
-    """The stream was removed and nothing is left to supervise."""
+    """The stream was removed, and there is nothing to supervise any longer."""
 
 
 class Cause(StrEnum):
+    """Why a decision was made."""
+
     ADVANCING = "advancing"
+    """The writer makes progress."""
     FOREGROUND = "in the foreground"
     HOSTED = "in a shared application"
     STOPPING = "stopping"
@@ -40,12 +45,14 @@ class Cause(StrEnum):
     SPEC_CHANGED = "spec changed"
     HUNG = "hung"
     SILENT = "silent"
+    """The writer runs, but sends no heartbeats."""
     SPEC_UNREADABLE = "spec unreadable"
     STATE_UNREADABLE = "desired state unreadable"
     FIRST_START = "first start"
     STOPPED = "stopped on request"
     NEEDS_ATTENTION = "needs attention"
     RETURNED = "supervision returned"
+    """The writer ended before supervision returned to this host."""
     DENIED = "access denied"
     CRASH_LOOP = "crash loop"
     CRASHED = "crashed"
@@ -55,14 +62,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """What to do with a writer, and why."""
+
     action: WriterAction
     cause: Cause
     reason: str
-    """A sentence for the log, with the numbers behind the decision."""
+    """A sentence for the log, with the numbers on which the decision is based."""
     until_ms: int | None = None
     """When a hold ends by itself; None if it lasts until an operator or a service changes something."""
     subject: str = ""
-    """The launch id or problem that a GIVE_UP is about. The supervisor gives up once per subject."""
+    """The launch id or problem that a GIVE_UP is about. The supervisor gives up only once for each subject."""
 
 
 SECOND_MS = 1_000
@@ -80,21 +89,25 @@ ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
         Phase.ENDED: MINUTE_MS,
     }
 )
-"""Maximum time (ms) without progress per phase, well above its own timeouts, such as two minutes for brokers."""
+"""Maximum time (ms) without progress in each phase. Well above the phase's own timeouts, such as two minutes for
+brokers.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The supervisor's limits and backoffs."""
+    """The limits and backoffs that a supervisor applies."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """A writer without progress for longer than its phase's limit is hung; in WAITING only with lag."""
+    """How long a writer may make no progress in each phase before it counts as hung. Applies in WAITING only with
+    lag.
+    """
     heartbeat_limit_ms: int = MINUTE_MS
-    """Maximum age of a live writer's heartbeat. A writer renews its heartbeat about every second."""
+    """Maximum age (ms) of a live writer's heartbeat. A writer renews its heartbeat about once a second."""
     hung_grace_ms: int = 30 * SECOND_MS
-    """Milliseconds that a hung writer has to stop before it is killed."""
+    """How long (ms) a hung writer may take to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """Time (ms) for which a declaration may be missing, for example while files are replaced.
+    """How long (ms) a declaration may be missing before the stream counts as removed. Files may be being replaced.
 
     Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
     writer that is stopped too early loses nothing.
@@ -102,24 +115,31 @@ class Policy:
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS
     max_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Long, because restoring access takes a while, and a catalog may lock out frequent clients."""
+    """Maximum backoff (ms) after refused access. It is long, because restoring access takes a while, and a catalog may
+    lock out frequent clients.
+    """
     moved_ms: int = 5 * MINUTE_MS
-    """Time (ms) without supervision after which another host may have supervised. A restart of Airflow is shorter."""
+    """Time (ms) without supervision after which another host may have supervised the stream. Longer than a restart of
+    Airflow.
+    """
     crash_limit: int = 5
-    """Number of crashes without a commit within `crash_window_ms` after which the supervisor gives up."""
+    """Number of crashes without a commit, within `crash_window_ms`, after which the supervisor gives up."""
     crash_window_ms: int = 60 * MINUTE_MS
+    """The time (ms) in which crashes are counted."""
 
     def backoff_ms(self, crashes: int) -> int:
-        """Return the wait after this number of consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
+        """Return the backoff (ms) after this number of consecutive crashes: 1 s, 2 s, 4 s, ... up to a minute."""
         return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
 
     def denied_backoff_ms(self, denials: int) -> int:
-        """Return the wait after this number of consecutive denials: 1 min, 2 min, 4 min, ... up to 15 minutes."""
+        """Return the backoff (ms) after this number of consecutive denials: 1 min, 2 min, 4 min, ... up to 15
+        minutes.
+        """
         return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> Policy:
-        """Return the limits for a stream, whose writer may wait for its longest commit interval."""
+        """Return the policy for a stream. While waiting, its writer may pause for its longest commit interval."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
         return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))

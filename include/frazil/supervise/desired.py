@@ -1,8 +1,8 @@
-"""Stores the desired state of a stream, running or paused, in one small object next to its journals.
+"""Stores the desired state of a stream, running or paused, in a small object next to its journals.
 
 The object is stored with the table, so that commands and Airflow see the same state on every host. Without a table, it
-is stored in the run folder and applies to that host alone. A missing object means running. Pausing Airflow's DAG does
-not pause the stream.
+is stored in the run folder and applies only to that host. Without an object, the desired state is running. Pausing
+Airflow's DAG does not pause the stream.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
+"""The file with the current state."""
 AFTER_FOLDER = "desired-after"
+"""The folder with the chain of states."""
 MAX_ATTEMPTS = 20
-"""Maximum number of attempts to write the state while other users write it at the same time."""
+"""Maximum number of attempts to write the state while other users also write it."""
 
 
 class DesiredStore:
-    """Reads and writes the desired state of a stream. Each write builds on the newest state."""
+    """Reads and writes the desired state of a stream. Each write is based on the newest state."""
 
     def __init__(self, stream: str, table: Table | None) -> None:
         self._name = stream
@@ -44,7 +46,7 @@ class DesiredStore:
 
     @property
     def is_with_table(self) -> bool:
-        """Whether the state is stored with the table, and therefore applies to every host."""
+        """Whether the state is stored with the table, and therefore applies on every host."""
         return len(self._folders) > 1
 
     def read(self) -> Desired:
@@ -52,22 +54,23 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Stop the writer after its current batch, and keep it stopped.
+        """Stop the writer after its current batch, and keep it stopped. Returns the new state.
 
-        `after` is the generation that the user saw. Raises DesiredMoved if it has changed, as `resume` and `restart`
-        do.
+        `after` is the generation that the user saw. Raises DesiredMoved if it has changed since. The same applies to
+        `resume` and `restart`.
         """
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Let the writer run, and retry a writer that the supervisor gave up on."""
+        """Let the writer run, even if the supervisor gave up on it. Returns the new state."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
     def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
-        """Replace a running writer after its current batch; without a running writer, do the same as `resume`."""
+        """Replace a running writer after its current batch. Without a running writer, works like `resume`."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
     def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
+        """Write a new state that follows the newest one. Raises DesiredMoved if others keep changing it."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 own, *others = [folder.read() for folder in self._folders]
@@ -103,29 +106,30 @@ class DesiredStore:
 
 
 class _DesiredStateFolder:
-    """A folder with the desired state: one current object, and a chain with one object after each generation.
+    """A folder with the desired state: the current object, and a chain of objects, each named after its predecessor.
 
-    A write first creates its object in the chain, named after the previous generation, unless it exists. This decides
-    which writer was first. Then the write replaces the current object, where readers begin. The current object may be
-    outdated, so readers follow the chain.
+    A write first creates its object in the chain, named after the generation that it follows, unless this object
+    exists. This decides which of several writes came first. Then it replaces the current object, where reads begin. The
+    current object may be outdated, so reads follow the chain.
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
 
     def read(self) -> Desired | None:
-        """Return the newest state; None before the first state. Raises SpecError for a malformed object."""
+        """Return the newest state; None if none was written yet. Raises SpecError for a malformed object."""
         found = self._read_object(self._path)
         while (newer := self._read_object(self._path_after(found))) is not None:
             if found is not None and newer.generation <= found.generation:
                 raise SpecError(
-                    f"{self._path_after(found)} is not a valid desired state after generation {found.generation}"
+                    f"{self._path_after(found)} does not have a later generation than {found.generation}; overwrite "
+                    "it with `frazil pause` or `frazil resume`"
                 )
             found = newer
         return found
 
     def put(self, desired: Desired, *, after: Desired | None) -> bool:
-        """Append a state after the last state read, `after`. Return False if another state already follows it."""
+        """Append a state after the state `after`. Returns False if another state already follows that one."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
             return False
@@ -133,9 +137,11 @@ class _DesiredStateFolder:
         return True
 
     def clear(self) -> None:
+        """Delete all states."""
         self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
 
     def _path_after(self, desired: Desired | None) -> str:
+        """Return the path of the object in the chain that follows this state."""
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
     def _read_object(self, path: str) -> Desired | None:
@@ -152,11 +158,15 @@ class _DesiredStateFolder:
 
 
 def _newest_state(found: Iterable[Desired | None]) -> Desired:
+    """Return the newest of the states; the default state if there are none."""
     return reduce(_newest, (one for one in found if one is not None), Desired())
 
 
 def _newest(one: Desired, other: Desired) -> Desired:
-    """Return the state that was written last, with a generation above the other's, which its user may not have seen."""
+    """Return the state that was written last.
+
+    If its generation is not the highest, because its user did not see the other state, it is raised above the other's.
+    """
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
@@ -169,11 +179,15 @@ def _newest(one: Desired, other: Desired) -> Desired:
 
 
 def open_desired(spec: StreamSpec) -> DesiredStore:
+    """Open the store of a stream's desired state. Raises the catalog's errors."""
     return DesiredStore(spec.name, load_stream_table(spec))
 
 
 def table_fingerprint(table: Table, stream: str) -> str:
-    """Return a token that changes with `frazil reset`, `adopt`, and the schema, but not with other streams' commits."""
+    """Return a token that changes when the stream's marker or the table's schema changes.
+
+    `frazil reset`, `frazil adopt` and the stream's own commits change the marker; commits of other streams do not.
+    """
     marker = table.properties.get(f"frazil.stream.{stream}", "")
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     return f"{table.metadata.table_uuid}/{table.metadata.current_schema_id}{accepted and f'+{accepted}'}/{marker}"

@@ -11,18 +11,18 @@ from frazil.supervise.observed import Observed
 from frazil.timetext import ago
 
 STALE_AFTER_MS = 10_000
-"""Maximum age of a fresh heartbeat: ten missed heartbeats."""
+"""Maximum age (ms) of a fresh heartbeat: ten missed heartbeats."""
 
 
 def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
-    """Return the heartbeat of a live writer; None if it is stale or the writer has ended."""
+    """Return the heartbeat of a running writer; None if it is stale or the writer has ended."""
     heartbeat = writer.heartbeat
     fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= STALE_AFTER_MS
     return heartbeat if fresh and writer.process.is_alive else None
 
 
 def has_committed(writer: Observation) -> bool:
-    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
+    """Return whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -30,7 +30,7 @@ def has_committed(writer: Observation) -> bool:
 
 
 def known_lag(heartbeat: Heartbeat) -> int | None:
-    """Return the lag in a heartbeat; None while the planner does not reach Kafka, because the lag may be old."""
+    """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because the lag may be outdated."""
     stall = heartbeat.stall
     kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
     is_old = kind is StallKind.KAFKA or (kind is StallKind.OFFSETS and waits)
@@ -38,12 +38,16 @@ def known_lag(heartbeat: Heartbeat) -> int | None:
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Whether a newer epoch exists, so that a writer cannot commit. False during its start, before it has an epoch."""
+    """Return whether the writer can no longer commit, because a newer epoch exists.
+
+    False during its start, before it has an epoch.
+    """
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
 
 def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
+    """Return a sentence about the writer's phase, batch, lag and last commit."""
     since = ago(now_ms - launch.launched_at_ms)
     if heartbeat is None:
         return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
@@ -61,7 +65,10 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
-    """Restart a writer without progress or heartbeat for too long; else None. Neither a backlog nor idling counts."""
+    """Return the decision to restart a writer that is hung: too long without progress or heartbeat. Otherwise None.
+
+    A writer with a backlog is not hung if it makes progress, and neither is one without records to read.
+    """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
@@ -84,7 +91,7 @@ def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Poli
 
 
 def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
-    """Keep a stopping writer while its current batch makes progress, otherwise kill it."""
+    """Decide about a writer that was asked to stop: keep it while its batch makes progress, otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}
@@ -113,6 +120,7 @@ def _phase(heartbeat: Heartbeat | None) -> Phase:
 
 
 def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
+    """Return when the writer last made progress, or was launched."""
     return max(launch.launched_at_ms, heartbeat.advanced_at_ms if heartbeat else 0)
 
 

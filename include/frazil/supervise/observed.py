@@ -1,4 +1,4 @@
-"""The input of a decision, observed at one time. A decision itself reads no clock, file or process."""
+"""The input of a decision, observed at one point in time. The decision itself reads no clock, file or process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from frazil.host.records import ExitRecord, Launch, Notes, StopRequest
 
 
 class DesiredMode(StrEnum):
+    """Whether operators want a stream to run or to pause."""
+
     RUNNING = "running"
     PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
 class Desired:
+    """The desired state of a stream, and who set it."""
+
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
-    """Grows with each pause, resume and restart."""
+    """Increases with each pause, resume and restart."""
     restart_generation: int = 0
     """The generation of the last restart."""
     reason: str = ""
@@ -30,20 +34,22 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A declaration or desired state that cannot be read. It never stops a running writer."""
+    """A declaration or desired state that cannot be read. This never stops a running writer."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A removed stream: no file has declared it since `since_ms`."""
+    """The state of a stream that no file has declared since `since_ms`."""
 
     since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Declared:
+    """A valid declaration, identified by its fingerprint."""
+
     fingerprint: str
 
 
@@ -56,13 +62,13 @@ class Observed:
     desired: Desired | Unreadable
     notes: Notes = field(default_factory=Notes)
     table_fingerprint: str | None = None
-    """See `table_fingerprint` in `frazil.supervise.desired`; None if it was not read."""
+    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if it was not read."""
     watched_since_ms: int = 0
-    """Start of uninterrupted supervision. Heartbeats missing before are ignored: the machine may have slept."""
+    """Start of uninterrupted supervision. Missing heartbeats before it are ignored: the machine may have slept."""
     away_since_ms: int = 0
     """When supervision last left this host; 0 if unknown."""
     returned_at_ms: int = 0
-    """When supervision returned to this host, after `away_since_ms`."""
+    """When supervision returned to this host after `away_since_ms`."""
 
     @property
     def process(self) -> ProcessState:
@@ -78,7 +84,7 @@ class Observed:
 
     @property
     def stall(self) -> Stall | None:
-        """Why a running writer makes no progress; None if it does, and for an ended writer."""
+        """Why a running writer makes no progress; None if it makes progress or has ended."""
         return self.heartbeat.stall if self.heartbeat and self.process.is_alive else None
 
     @property
@@ -89,17 +95,17 @@ class Observed:
 
     @property
     def exits(self) -> tuple[ExitRecord, ...]:
-        """Exits of supervised launches, oldest first. Foreground launches have no effect on later decisions."""
+        """Exits of supervised launches, oldest first. Foreground launches do not affect later decisions."""
         return tuple(exit_ for exit_ in self.writer.exits if exit_.is_supervised)
 
     @property
     def stop_request(self) -> StopRequest | None:
-        """The stop request for the latest launch; None if it has none."""
+        """The stop request for the latest launch; None if there is none."""
         stop = self.notes.stop
         return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
 def error_name(code: int) -> str:
-    """Return the name of the error class with this exit code; empty if none has it."""
+    """Return the name of the error class with this exit code; empty if there is none."""
     names = [cls.__name__ for cls in subtypes() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

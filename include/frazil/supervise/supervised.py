@@ -1,4 +1,4 @@
-"""The programs that can be supervised: a stream's own writer, or a shared application."""
+"""The programs that a supervisor can supervise: a stream's own writer, or a shared application."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, U
 from frazil.table.tables import load_stream_table
 
 Connections = Callable[[frozenset[str]], Mapping[str, str]]
-"""Returns Airflow connections, as JSON or URI, by their ids. The call may block."""
+"""A function that returns Airflow connections, as JSON or URI, by their ids. A call may block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Program:
     streams: Path
     main: Path
     parent: str | None = None
-    """The OpenLineage parent run, unless OPENLINEAGE_PARENT_ID is set in the environment."""
+    """The OpenLineage parent run. OPENLINEAGE_PARENT_ID in the environment takes precedence."""
 
     def request(
         self,
@@ -54,7 +54,10 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the launch request for this process's Python. Declarations reference the `variables`."""
+        """Build the request to launch the program with this process's Python.
+
+        `variables` are the environment variables that the declarations reference.
+        """
         python = sys.executable
         environment = writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -69,21 +72,23 @@ class Program:
 
 
 class WriterProgram(Program):
-    """The writer of the stream `name`."""
+    """The program that writes the stream `name`."""
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        """Return this program as one that a supervisor can supervise."""
         return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
 
 
 class ApplicationProgram(Program):
-    """The shared application `name`."""
+    """The program that runs the shared application `name`."""
 
     def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+        """Return this program as one that a supervisor can supervise."""
         return SupervisedApplication(self, clock=clock)
 
 
 class Supervised(ABC):
-    """A supervised program: a stream's writer, or a shared application."""
+    """A program under supervision: a stream's writer, or a shared application."""
 
     def __init__(self, program: Program, *, clock: Callable[[], int]) -> None:
         self._program, self._clock = program, clock
@@ -109,10 +114,12 @@ class Supervised(ABC):
 
     @abstractmethod
     def desired(self) -> Desired | Unreadable:
-        """Read the desired state; never raises."""
+        """Read the desired state. Never raises an error."""
 
     def table_fingerprint(self) -> str | None:
-        """See `table_fingerprint` in `frazil.supervise.desired`; None if unknown, and for an application."""
+        """Return the table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if unknown or for an
+        application.
+        """
         return None
 
     @abstractmethod
@@ -120,22 +127,26 @@ class Supervised(ABC):
         """Build the request to launch the writer. Raises SpecError."""
 
     def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
-        """Notify that a writer was launched, which may create a missing table."""
+        """Called after a writer was launched, because the writer may create a missing table."""
 
     def history(self) -> HistoryStore | None:
-        """Open the stream's history stored with its table; None without a table. Raises the catalog's errors."""
+        """Open the stream's history, which is stored with its table; None without a table. Raises the catalog's
+        errors.
+        """
         return None
 
     @abstractmethod
     def pause(self, *, by: str, reason: str) -> None:
-        """Store a user's pause. Raises the catalog's errors."""
+        """Store a pause in the name of the user `by`. Raises the catalog's errors."""
 
     @abstractmethod
     def resume(self, *, by: str, reason: str) -> None:
-        """Undo a pause by the same `by`; keep any other pause. Raises the catalog's errors."""
+        """End a pause that the same user `by` requested; any other pause remains. Raises the catalog's errors."""
 
 
 class SupervisedStream(Supervised):
+    """A stream's writer under supervision."""
+
     def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration
@@ -143,7 +154,10 @@ class SupervisedStream(Supervised):
         self._table = TableState(clock=clock)
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the declaration. A stream in a shared application counts as removed: the application supervises it."""
+        """Read the declaration.
+
+        A stream that belongs to a shared application counts as removed, because the application supervises it.
+        """
         declared, spec = self._declaration.read(), self._declaration.spec
         if spec is None or spec.application is None or isinstance(declared, Removed):
             self._removed_since_ms = None
@@ -189,6 +203,7 @@ class SupervisedStream(Supervised):
         _undo_pause(self._table.store(spec), self._table.desired(spec), by=by, reason=reason)
 
     def _valid_spec(self) -> StreamSpec:
+        """Return the last valid declaration. Raises SpecError if there is none."""
         if self._declaration.spec is None:
             self._declaration.read()
         if self._declaration.spec is None:
@@ -197,7 +212,10 @@ class SupervisedStream(Supervised):
 
 
 class SupervisedApplication(Supervised):
-    """Supervises a shared application, whose pause is stored on its host. It supervises its streams' writers."""
+    """A shared application under supervision. The application itself supervises its streams' writers.
+
+    Its pause is stored on this host.
+    """
 
     def __init__(self, program: ApplicationProgram, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
@@ -205,6 +223,7 @@ class SupervisedApplication(Supervised):
         self._missing_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
+        """Read the declarations of all streams, and return that of the application."""
         now_ms = self._clock()
         found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
         specs = [one.spec for one in found if one.spec is not None and not one.removed]
@@ -249,7 +268,7 @@ class SupervisedApplication(Supervised):
 
 
 def _undo_pause(store: DesiredStore, observed: Desired | Unreadable, *, by: str, reason: str) -> None:
-    """Undo the observed pause, if it is by the same `by` and is still the current state."""
+    """End the observed pause if the same user `by` requested it, and if it is still the current state."""
     if isinstance(observed, Desired) and _is_paused(observed) and observed.by == by:
         with suppress(DesiredMoved):
             store.resume(by=by, reason=reason, after=observed.generation)
@@ -264,7 +283,9 @@ RELOAD_AFTER_MS = 10_000
 
 
 class TableState:
-    """Reads the desired state and table fingerprint of one stream. Errors become Unreadable; later calls retry."""
+    """Reads a stream's desired state and table fingerprint. Errors are returned as UnreadableState, and later calls try
+    again.
+    """
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -274,8 +295,9 @@ class TableState:
         self._fingerprint: tuple[int, str | None] = (0, None)
 
     def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
+        """Return the desired state. Never raises an error."""
         if spec is None:
-            return Unreadable("the stream's table is unknown, because it has no valid spec")
+            return Unreadable("the stream's table is unknown, because the stream has no valid spec")
         try:
             store = self._open(spec)
             return (
@@ -288,7 +310,9 @@ class TableState:
             return Unreadable(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
-        """Return the `table_fingerprint` of the stream's table; None if the table is missing or cannot be read."""
+        """Return the fingerprint of the stream's table; None if the table is missing or cannot be read. Cached for a
+        while.
+        """
         read_at_ms, known = self._fingerprint
         if self._clock() - read_at_ms < RELOAD_AFTER_MS:
             return known
@@ -301,16 +325,17 @@ class TableState:
         return known
 
     def store(self, spec: StreamSpec) -> DesiredStore:
-        """Return the store for a user's action. Raises the errors of `open_desired`."""
+        """Return the store in which a user's pause is written. Raises as `open_desired` does."""
         if self._store is None or not self._store.is_with_table:
             self._store = open_desired(spec)
         return self._store
 
     def forget(self) -> None:
-        """Load the table again next time, because it may have been created."""
+        """Make the next call load the table again, because it may have been created."""
         self._store, self._reload_at_ms = None, 0
 
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
+        """Return the store of the desired state; None if it cannot be opened now."""
         if (self._store is None or not self._store.is_with_table) and self._clock() >= self._reload_at_ms:
             self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
             self._problem = None
@@ -323,15 +348,17 @@ class TableState:
 
 
 class DeclarationReader(Protocol):
+    """What a supervised stream needs of `Declaration`."""
+
     @property
     def spec(self) -> StreamSpec | None:
-        """The last valid declaration; None before the first."""
+        """The last valid declaration; None if none was read yet."""
 
     def read(self) -> Declared | Unreadable | Removed: ...
 
 
 class Declaration:
-    """Reads one stream's declaration repeatedly, and keeps the last valid declaration."""
+    """Reads one stream's declaration repeatedly, and keeps the last valid one."""
 
     def __init__(self, stream: str, folder: Path, *, clock: Callable[[], int]) -> None:
         self.spec: StreamSpec | None = None
@@ -340,7 +367,7 @@ class Declaration:
         self._missing_since_ms: int | None = None
 
     def read(self) -> Declared | Unreadable | Removed:
-        """Read the current declaration. If the folder or a file is unreadable, the stream does not count as removed."""
+        """Read the current declaration. A stream does not count as removed while the folder or a file is unreadable."""
         if (known := self._read_own_file()) is not None:
             self.spec, self._missing_since_ms = known, None
             return Declared(known.fingerprint())
@@ -364,10 +391,10 @@ class Declaration:
         return Declared(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
-        """Read the stream's file; None unless it is valid and the only one that declares the stream.
+        """Read the stream's own file. Returns None unless it is valid and the only file that declares the stream.
 
-        After None, the caller reads the whole folder to find the cause. A new second declaration is detected at the
-        next listing of the folder.
+        After None, the caller reads the whole folder to find the cause. A new second declaration is detected when the
+        folder is next listed.
         """
         path = FOLDERS.only_file(self._folder, self._stream)
         try:
@@ -377,7 +404,7 @@ class Declaration:
         return spec if spec is not None and spec.name == self._stream else None
 
     def _is_missing(self) -> bool:
-        """Whether no file declares the stream; False while an unreadable file may declare it."""
+        """Return whether no file declares the stream. False while an unreadable file may declare it."""
         try:
             return all(read_mapping(path).get("name") != self._stream for path in stream_files(self._folder))
         except SpecError:

@@ -1,7 +1,7 @@
-"""Supervises one writer application: each call of `step` observes, decides, acts and reports.
+"""Supervises one writer application. Each call of `step` observes, decides, acts and reports.
 
 The supervisor's state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two
-concurrent supervisors do no harm: the lock admits one launch, and the other actions are idempotent.
+concurrent supervisors do no harm: the lock allows only one launch, and the other actions may be repeated.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from frazil.supervise.supervised import Connections, Supervised
 log = logging.getLogger(__name__)
 
 GAP_MS = 30_000
-"""Milliseconds between two steps after which missing heartbeats are ignored: this process or the machine slept."""
+"""Time (ms) between two steps after which missing heartbeats are ignored: this process or the machine was suspended."""
 WATCH_INTERVAL_MS = 10_000
-"""Milliseconds between two records that this supervisor is active; well below `GAP_MS`."""
+"""Interval (ms) at which this supervisor records that it is active; well below `GAP_MS`."""
 LOG_LIMIT_BYTES = 64 * 1024
+"""Maximum number of bytes of the writer's log that one step reads."""
 FIRST_READ_BYTES = 4 * 1024
-"""Bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the rest."""
+"""Number of bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the
+rest.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The decision and the outcome of one step."""
+    """The decision of one step, and its outcome."""
 
     decision: Decision
     observed: Observed
@@ -49,6 +52,8 @@ class Step:
 
 
 class Program(Protocol):
+    """What a supervisor needs of a program."""
+
     def supervised(self, *, clock: Callable[[], int]) -> Supervised: ...
 
 
@@ -75,7 +80,10 @@ class Supervisor:
         self._step_lock = threading.Lock()
 
     def step(self) -> Step:
-        """Observe, decide and act once. Blocks for up to about a second. Expected errors become `Step.problem`."""
+        """Observe, decide and act once. Blocks for up to about a second.
+
+        Expected errors are returned as `Step.problem`.
+        """
         return self._step(act=True)
 
     def preview(self) -> Step:
@@ -91,10 +99,10 @@ class Supervisor:
         return self.step()
 
     def clear_for_user(self, *, by: str, reason: str) -> Step:
-        """Restart a running writer for a user, or retry a writer that the supervisor gave up on.
+        """Restart a running writer for a user, or let the supervisor retry after it gave up.
 
-        Undoes a pause by the same `by`, but no other pause. The next supervisor, perhaps on another host, starts the
-        writer.
+        Ends a pause that the same user `by` requested, but no other pause. The next supervisor, perhaps on another
+        host, starts the writer.
         """
         with self._step_lock:
             launch = self._launcher.observe().launch
@@ -104,7 +112,7 @@ class Supervisor:
         return self.preview()
 
     def stop(self, reason: str) -> None:
-        """Ask a running writer to end after its current batch; the desired state does not change."""
+        """Ask a running writer to end after its current batch. Does not change the desired state."""
         with self._step_lock:
             observation = self._launcher.observe()
             if observation.process.is_alive and observation.launch is not None:
@@ -129,15 +137,15 @@ class Supervisor:
             return Step(decision, observed, problem, self._read_log(), now_ms)
 
     def _keep_watch(self, now_ms: int, *, write: bool) -> None:
-        """Save in the run folder that this supervisor is active, for its successor."""
-        self._watch = self._watch.renewed(now_ms, gap_ms=GAP_MS)
+        """Record in the run folder that a supervisor is active, for the next supervisor."""
+        self._watch = self._watch.record_step(now_ms, gap_ms=GAP_MS)
         if write and (
             abs(now_ms - self._watch_written_ms) >= WATCH_INTERVAL_MS or self._watch.returned_at_ms == now_ms
         ):
             try:
                 write_watch(self._folder, self._watch)
             except OSError as error:  # a full disk must not end the supervision of a running writer
-                log.warning("%s: cannot record the time of its supervision: %s", self._program.name, error)
+                log.warning("%s: cannot record when it was supervised: %s", self._program.name, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> Observed:
@@ -158,7 +166,7 @@ class Supervisor:
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
     def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
-        """Carry out a decision. Returns the error, if any."""
+        """Carry out a decision. Returns the error if it failed, otherwise None."""
         launch = observed.launch
         if decision.action is WriterAction.START:
             return self._launch(observed)
@@ -169,6 +177,7 @@ class Supervisor:
         return None
 
     def _launch(self, observed: Observed) -> str | None:
+        """Launch the writer. Returns the error if it failed, otherwise None."""
         desired = observed.desired
         generation = desired.generation if isinstance(desired, Desired) else 0
         try:
@@ -181,11 +190,12 @@ class Supervisor:
         return None
 
     def _ask_to_stop(self, launch: Launch, cause: Cause, reason: str, *, now_ms: int) -> None:
-        """Record the stop request, then send the signal, so that the writer's end counts as requested."""
+        """Record the stop request, and then send the signal. In this order, the writer's end counts as requested."""
         self._note(stop=StopRequest(launch.id, now_ms, cause, reason))
         self._launcher.stop(force=False)
 
     def _note(self, **changes: Any) -> None:
+        """Change the supervisor's notes in the run folder."""
         write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
 
     def _read_log(self) -> tuple[str, ...]:
@@ -204,13 +214,15 @@ _ACTION_TEXTS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""Holds are not recorded: the previous action or the next start has the reason."""
+"""The history's texts by action. Holds are not recorded: the previous action or the next start states the reason."""
 
 
 def history_entry(
     decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
-    """Return the history event of a decision, which failed if there is a `problem`; None if it is not recorded."""
+    """Return the history event for a decision; None if it is not recorded. `problem` is the error if the action
+    failed.
+    """
     if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""

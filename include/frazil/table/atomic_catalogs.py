@@ -1,8 +1,8 @@
 """Decides which catalogs can commit to several tables in one step.
 
 A SQL catalog can, because the pointers to its tables' metadata are rows of one database. Among REST catalogs, only the
-servers listed here are known to do so. Other servers may offer the endpoint but still change one table after the other,
-or change all tables at once but keep no snapshot history.
+servers listed here are known to do so. Other servers may offer the endpoint, but change one table after the other. Or
+they change all tables atomically, but do not keep the snapshot history.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC, catalog_type
 
 SERVERS = ("lakekeeper", "polaris")
+"""REST catalog servers that are known to commit to several tables atomically: valid values of `frazil.atomic`."""
 DATABASES = ("postgresql", "sqlite")
+"""Databases in which commits to several tables are tested, by their SQLAlchemy name."""
 ADVERTISED = "POST /v1/{prefix}/transactions/commit"
+"""The endpoint that a REST catalog's server must list among its supported endpoints."""
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:
-    """Return the function with which this catalog commits to several tables in one step, or raise SpecError."""
+    """Return the function that commits to several tables of this catalog in one step.
+
+    Raises SpecError if the catalog cannot do this.
+    """
     if reason := why_not_atomic(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
@@ -42,14 +48,17 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
+    """Return why a catalog with these properties cannot commit to several tables in one step; None if it can.
+
+    Sends no request.
+    """
     kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
         if database in DATABASES:
             return None
         return (
-            f"the catalog {name!r} is in {database}, where commits to several tables at once are not tested; they are "
+            f"the catalog {name!r} is in {database}, where atomic commits to several tables are not tested; they are "
             f"tested with {' and '.join(DATABASES)}. {instead}"
         )
     if kind == "rest":
@@ -57,7 +66,8 @@ def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
             return None
         return (
             f"the catalog {name!r} is a REST catalog, and most REST catalogs change several tables one after the "
-            f"other. If its server is {' or '.join(SERVERS)}, which change them at once, set the catalog's property "
-            f"{ATOMIC} to the server's name. {instead}"
+            f"other, not atomically. If its server is {' or '.join(SERVERS)}, whose commits are atomic, set the "
+            "property "
+            f"{ATOMIC} of the catalog to the server's name. {instead}"
         )
     return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

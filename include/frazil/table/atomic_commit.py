@@ -1,4 +1,4 @@
-"""Defines the types for changing several tables of a catalog in one step: all of them change, or none."""
+"""The types for an atomic commit to several tables of a catalog: all tables change, or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The change of one table, based on the metadata of `table`."""
+    """The change of one table: requirements and updates, computed from the metadata of `table`."""
 
     table: Table
     requirements: tuple[TableRequirement, ...]
@@ -19,9 +19,9 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""A function that changes all tables or none.
+"""A function that commits all changes, or none.
 
 Returns the tables' new metadata in the order of the changes, or None if the catalog does not return metadata. Raises
-CommitFailedException, without a change, if another commit changed one of the tables. After any other error, the outcome
-is unknown.
+CommitFailedException if another commit changed one of the tables; then nothing has changed. After any other error, the
+outcome is unknown.
 """

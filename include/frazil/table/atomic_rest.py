@@ -22,17 +22,22 @@ from requests import HTTPError
 from frazil.table.atomic_commit import TableChange
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
+"""The header by which the server recognises a repeated request."""
 _UNKNOWN = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+"""HTTP statuses after which it is unknown whether the commit happened."""
 
 
 class _CommitTransactionRequest(IcebergBaseModel):
+    """The request's body."""
+
     table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
 
 
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
     """Commit the changes with one request. Returns None, because the response has no metadata.
 
-    A gateway may repeat the request, so it has an idempotency key. Raises the errors of PyIceberg's commit of a table.
+    A gateway may repeat the request, so it has an idempotency key. Raises the same errors as PyIceberg's commit to one
+    table.
     """
     request = _CommitTransactionRequest(
         table_changes=tuple(

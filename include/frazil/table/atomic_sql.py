@@ -1,4 +1,4 @@
-"""Commits to several tables of a SQL catalog, with one database transaction over the pointers to their metadata."""
+"""Commits to several tables of a SQL catalog: one database transaction updates all pointers to table metadata."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MOVE_POINTER = (
     )
     .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
 )
+"""Updates a table's metadata pointer if it still has the value `before`."""
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then move the pointers of all tables in one transaction.
+    """Write the new metadata files, and then change the pointers of all tables in one transaction.
 
-    Raises CommitFailedException if another commit has moved a pointer. After an error, the new files are deleted,
+    Raises CommitFailedException if another commit has changed a pointer. After an error, the new files are deleted,
     unless COMMIT was already sent: in that case, the outcome is unknown.
     """
     staged: list[StagedTable] = []
@@ -56,6 +57,7 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
 
 
 def _move(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
+    """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
     *namespace, name = current.name()
     moved = connection.execute(
         _MOVE_POINTER,

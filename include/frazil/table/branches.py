@@ -6,6 +6,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 MAIN = "main"
+"""The name of a table's default branch."""
 
 
 def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
@@ -18,7 +19,8 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
 def live_rows(snapshot: Snapshot) -> int | None:
     """Return the number of rows that a reader finds in a snapshot; None if its summary has no row count.
 
-    It is too small if two delete files list the same row, or if a data file was removed without its delete file.
+    The number is too small if two delete files list the same row, or if a data file was removed without its delete
+    file.
     """
     if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
         return None

@@ -1,7 +1,7 @@
-"""Translates errors of catalog clients into one sentence each.
+"""Translates errors of catalog clients to frazil's errors, each with a one-sentence message.
 
-Every client has its own errors, and some clients do not clearly report a configuration mistake. The clients of Glue
-(botocore) and Hive (thrift) are optional, so their errors are checked only if these packages were imported.
+Every client has its own errors, and some do not clearly report a wrong configuration. The clients of Glue (botocore)
+and Hive (thrift) are optional, so their errors are recognised only if these packages were imported.
 """
 
 from __future__ import annotations
@@ -22,30 +22,35 @@ from frazil.extras import require
 from frazil.spec.addresses import path_problem
 
 _EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
+"""Matches an extra in PyIceberg's error about a package that is not installed."""
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""Maps each catalog extra of PyIceberg to the module that it installs, and frazil's extra with this module."""
+"""Maps each catalog extra of PyIceberg to a module that it installs, and to the extra of frazil that installs it
+too.
+"""
 _STORAGES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("abfs", "abfss"), "adlfs"),
 }
-"""The module that frazil needs to access a location, by the location's scheme."""
+"""Maps the scheme of a location to the module that frazil needs to access it."""
 _DENIED = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
+"""AWS error codes for refused credentials."""
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
-"""Prefixes of the names of botocore errors that a retry cannot fix."""
+"""Beginnings of the names of botocore's configuration errors, which a retry cannot fix."""
 _NO_LOCATION = "No default path is set"
-"""Text of PyIceberg's error when a new table has no location, because the catalog has no warehouse."""
+"""The text of PyIceberg's error if a new table has no location because the catalog has no warehouse."""
 _EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
+"""AWS error codes for expired credentials."""
 
 
 class NoIcebergAnswer(RESTError):
-    """The server did not send an Iceberg REST response: it is a gateway, a login page, or another service."""
+    """The response is not from an Iceberg REST catalog, but from a gateway, a login page or another service."""
 
 
 def _has_iceberg_error(error: Exception) -> bool:
-    """Return whether an error response has Iceberg's format; otherwise it comes from another server."""
+    """Return whether an error response has the format of an Iceberg REST catalog's errors."""
     response: Any = getattr(error.__cause__, "response", None)
     try:
         return "type" in response.json()["error"]
@@ -61,7 +66,10 @@ def _is_foreign(error: Exception) -> bool:
 
 
 def _foreign_response(catalog: str, error: Exception) -> CommitUnavailable:
-    """Return an error that allows a restart, because a gateway whose catalog is down looks like a wrong uri."""
+    """Return an error for a response that is not from an Iceberg REST catalog.
+
+    A stream may restart after this error: a wrong uri cannot be distinguished from a gateway whose catalog is down.
+    """
     return CommitUnavailable(
         f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: "
         f"{_describe_response(error)}. Correct its uri and warehouse. If the uri is a "
@@ -70,6 +78,7 @@ def _foreign_response(catalog: str, error: Exception) -> CommitUnavailable:
 
 
 def _describe_response(error: Exception) -> str:
+    """Return what is wrong with a response that is not from an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return f"the JSON is not a valid {error.title}"
     response = getattr(error.__cause__, "response", None)
@@ -79,7 +88,7 @@ def _describe_response(error: Exception) -> str:
 
 
 def check_storage(name: str, warehouse: str) -> None:
-    """Raise SpecError if no files can be stored in a warehouse, or MissingExtra if a needed package is missing."""
+    """Raise SpecError if frazil cannot store files in the warehouse, or MissingExtra if a needed package is missing."""
     if problem := path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
     module = _STORAGES.get(urlsplit(warehouse).scheme)
@@ -88,7 +97,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of opening a catalog; None if it is not a configuration error.
+    """Translate an error of opening a catalog. Returns None if the error is not caused by the configuration.
 
     Raises MissingExtra if a package is missing that PyIceberg needs.
     """
@@ -116,12 +125,13 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
 
 
 def configuration_error(catalog: str, error: Exception) -> SpecError:
+    """Return the error for a wrongly configured catalog. The message suggests a warehouse if none is set."""
     remedy = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
     return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{remedy}")
 
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error of PyIceberg, or of the clients of Glue and Hive; None for any other error."""
+    """Translate an error of PyIceberg, or of the clients of Glue and Hive. Returns None for any other error."""
     if meant := _translate_pyiceberg(catalog, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -148,6 +158,7 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
 
 
 def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
+    """Translate an error of Glue's client, botocore, other than an error response of AWS."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
     if type(error).__name__.startswith(_MISCONFIGURED):
@@ -157,6 +168,7 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
 
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
+    """Translate AWS's error code for refused or expired credentials. Returns None for any other code."""
     if code in _EXPIRED:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
     if code in _DENIED:
@@ -171,7 +183,7 @@ def one_line(error: Exception) -> str:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """Return how many seconds the REST catalog's server asks clients to wait (`Retry-After`); None if it does not."""
+    """Return the seconds to wait from the response's `Retry-After` header; None if it has none."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     value = str(headers.get("Retry-After") or "").strip()
     if value.isascii() and value.isdigit():  # excludes ², which is a digit too

@@ -51,30 +51,40 @@ from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
 from frazil.table.storage_mistakes import has_expired
 
 SQLITE_BUSY_SECONDS = 30
-"""How long a process waits while another process writes to the SQLite database; Spark has the same limit."""
+"""How long a process waits while another process writes to the SQLite database. Spark's limit is the same."""
 
 MAX_OPEN_ATTEMPTS = 3
 
 _engines: WeakValueDictionary[str, SqlEngine] | None = None
-"""SQL engines by URI if catalogs share them (`share_connections`). An engine that no catalog uses is closed."""
+"""SQL engines by URI, if catalogs share them (`share_connections`); otherwise None. An engine that no catalog uses is
+closed.
+"""
 CATALOG_CACHE_S = 10.0
-"""How long `keep_catalogs` keeps an opened catalog, before it reads credentials and configuration again."""
+"""How long `keep_catalogs` keeps an opened catalog before opening it again with current credentials and
+configuration.
+"""
 _kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
+"""Catalogs that `keep_catalogs` keeps, by name, with the time when each was opened; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters that a message quotes from a server's error: a gateway may return whole pages."""
 METADATA_FILE = ".metadata.json"
+"""The ending of a metadata file's name."""
 
 _REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
+"""Errors for refused credentials or missing permissions."""
 _UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
+"""Errors after which a retry may succeed."""
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
+"""Matches the operating system's reason in the text of a connection error."""
 _FULL_DISK = ("disk I/O error", "disk is full")
-"""SQLite's errors when its database or log file cannot grow."""
+"""Texts in SQLite's errors that mean that the disk is full."""
 _REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
+"""Texts in a database's error that mean refused access."""
 
 
 @dataclass(frozen=True)
 class CatalogConfig:
-    """A catalog's name and PyIceberg properties; `embedded` marks the SQLite catalog in FRAZIL_HOME."""
+    """A catalog's name and PyIceberg properties. `embedded` is True for the SQLite catalog in FRAZIL_HOME."""
 
     name: str
     properties: dict[str, str] = field(repr=False)
@@ -82,7 +92,7 @@ class CatalogConfig:
 
 
 def catalog_config(name: str | None) -> CatalogConfig:
-    """Read the configuration of a catalog; the name None means the default catalog.
+    """Read the configuration of a catalog. The name None means the default catalog.
 
     Raises SpecError if a named catalog is not configured, or if the configuration cannot be read.
     """
@@ -110,9 +120,9 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog of this name; for None, the default catalog, or without configuration the embedded catalog.
+    """Open the catalog of this name. None opens the default catalog or, if none is configured, the embedded catalog.
 
-    Raises SpecError if the catalog is not configured or wrongly configured, AccessDenied, CommitUnavailable.
+    Raises SpecError for a missing or wrong configuration, AccessDenied, and CommitUnavailable.
     """
     config = catalog_config(name)
     with catalog_errors(config.name):
@@ -124,9 +134,9 @@ def load_catalog(name: str | None) -> Catalog:
 
 
 def open_existing_catalog(name: str | None) -> Catalog:
-    """Open a catalog for reading only. Works like `load_catalog`, but treats a missing SQLite file as an empty catalog.
+    """Open a catalog for reading only. Works like `load_catalog`, but a missing SQLite file counts as an empty catalog.
 
-    If the file's folder does not exist either, this fails, except for the embedded catalog.
+    If the file's folder is also missing, only the embedded catalog counts as empty; any other catalog raises an error.
     """
     kept = _kept.get()
     if kept is None:
@@ -139,9 +149,10 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Within this context and thread, `open_existing_catalog` opens each catalog once in `CATALOG_CACHE_S` seconds.
+    """Make `open_existing_catalog` open each catalog at most once per `CATALOG_CACHE_S` seconds in this context.
 
-    Opening an SQL catalog takes more than half of the time of reading a table's state.
+    The cache is not shared with other threads. Opening a SQL catalog takes over half of the time of reading a table's
+    state.
     """
     token = _kept.set({})
     try:
@@ -151,6 +162,7 @@ def keep_catalogs() -> Iterator[None]:
 
 
 def _open_existing(name: str | None) -> Catalog:
+    """Open a catalog; return an empty catalog in memory instead of creating a missing SQLite file."""
     config = catalog_config(name)
     uri = config.properties.get("uri", "")
     file = make_url(uri).database if uri.startswith("sqlite") else None
@@ -162,7 +174,10 @@ def _open_existing(name: str | None) -> Catalog:
 
 
 def spark_properties(name: str | None) -> dict[str, str]:
-    """Return `spark.sql.catalog.<name>` and its subkeys, with credentials. Raises SpecError as `load_catalog` does."""
+    """Return Spark's property `spark.sql.catalog.<name>` and its subkeys, including credentials.
+
+    Raises SpecError as `load_catalog` does.
+    """
     config = catalog_config(name)
     return spark_catalog(config.name, config.properties)
 
@@ -173,7 +188,7 @@ def spark_jar_sets(name: str | None) -> tuple[str, ...]:
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
-    """Return the names of all configured catalogs, and None for the default catalog, which always exists."""
+    """Return the names of all configured catalogs, and None for the default catalog, which can always be opened."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
 
@@ -187,7 +202,7 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return why a table could not be loaded or changed and, if access is denied, what to do."""
+    """Return why a table could not be loaded or changed. If access is denied, the text also says what to do."""
     if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
         return f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
     return error_text(error)
@@ -195,7 +210,10 @@ def explain_table_error(error: Exception) -> str:
 
 @contextmanager
 def catalog_errors(catalog: str) -> Iterator[None]:
-    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable or TableLost."""
+    """Convert errors of a catalog's client in the `with` block to frazil's errors.
+
+    These are AccessDenied, CommitRefused, CommitUnavailable and TableLost. Other errors are not converted.
+    """
     try:
         yield
     except _REFUSED as error:
@@ -215,7 +233,10 @@ def catalog_errors(catalog: str) -> Iterator[None]:
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _REFUSED_BY_DATABASE):
-            raise AccessDenied(f"the database of the catalog {catalog!r} refuses access: {reason}") from error
+            raise AccessDenied(
+                f"the database of the catalog {catalog!r} refuses access: {reason}; correct its credentials or "
+                "permissions"
+            ) from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
             + ("; check the free space on its disk first" if any(sign in reason for sign in _FULL_DISK) else "")
@@ -235,7 +256,9 @@ def catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _connection_error_text(error: Exception) -> str:
-    """Return where and why a connection failed, without the nested error texts of requests and urllib3."""
+    """Return the server's address and the reason why a connection failed, without the nested texts of requests and
+    urllib3.
+    """
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
     url = urlsplit(str(error.request.url) if error.request else "")
@@ -260,6 +283,7 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
 
 
 def _embedded_properties() -> dict[str, str]:
+    """Return the properties of the SQLite catalog in FRAZIL_HOME."""
     folder = home()
     if problem := path_problem(str(folder)):
         raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
@@ -276,7 +300,7 @@ def _with_busy_timeout(uri: str) -> str:
 
 
 def _open(config: CatalogConfig) -> Catalog:
-    """Open a catalog. Retry if another process creates the SQL catalog's tables at the same time."""
+    """Open a catalog. Retries if another process creates the SQL catalog's tables at the same time."""
     for _ in range(MAX_OPEN_ATTEMPTS - 1):
         try:
             return _open_once(config)
@@ -287,6 +311,7 @@ def _open(config: CatalogConfig) -> Catalog:
 
 
 def _open_once(config: CatalogConfig) -> Catalog:
+    """Open a catalog, and set up shared connections and faster commits. Raises as `load_catalog` does."""
     kind, uri = catalog_type(config.properties), config.properties.get("uri", "")
     if kind == "hive" and uri and not uri.startswith("thrift://"):
         raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
@@ -306,7 +331,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
 
 
 def share_connections() -> None:
-    """Share database connections among all SQL catalogs of one database in this process, from now on.
+    """Make all SQL catalogs of one database in this process share its connections, from now on.
 
     Without this, a hundred writers would use up the database's connections.
     """
@@ -315,6 +340,7 @@ def share_connections() -> None:
 
 
 def _share_connections(catalog: Catalog, uri: str) -> None:
+    """Replace the catalog's SQL engine with the shared one, if catalogs share them."""
     own = getattr(catalog, "engine", None)
     if _engines is not None and isinstance(own, SqlEngine) and ":memory:" not in uri:
         shared = _engines.setdefault(uri, own)
@@ -333,7 +359,7 @@ def _create_client(kind: str, config: CatalogConfig) -> Catalog:
 
 @contextmanager
 def _exclusive_setup() -> Iterator[None]:
-    """Lock the embedded catalog's setup. If a process dies, the kernel releases its lock."""
+    """Hold a lock while the embedded catalog is created. The kernel releases the lock if the process dies."""
     folder = home()
     make_folder(folder / "warehouse")
     with (folder / "catalog.lock").open("w") as lock:
@@ -342,7 +368,10 @@ def _exclusive_setup() -> Iterator[None]:
 
 
 def _use_write_ahead_log(uri: str) -> None:
-    """Switch SQLite to write-ahead logging. This is not done per connection, because it cannot wait for a lock."""
+    """Switch SQLite to write-ahead logging.
+
+    This is not done for each connection, because the switch fails instead of waiting if the database is locked.
+    """
     engine = create_engine(uri)
     try:
         with engine.connect() as connection:

@@ -8,10 +8,11 @@ from pathlib import Path
 from frazil.errors import SpecError
 
 FILE = ".pyiceberg.yaml"
+"""The name of PyIceberg's configuration file."""
 
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. The file may be missing."""
+    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. A missing file is valid."""
     file = _file()
     if file is None:
         return
@@ -24,7 +25,7 @@ def check_configuration() -> None:
 
 
 def _file() -> Path | None:
-    """Return the configuration file in the first of PyIceberg's search folders that has one; None if none has."""
+    """Return the path of the first configuration file in PyIceberg's search folders; None if none exists."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
     return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)

@@ -13,6 +13,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
 FORMAT_VERSION = 2
+"""The version of Iceberg's table format."""
 
 DEFAULT_PROPERTIES = {
     "format-version": str(FORMAT_VERSION),
@@ -23,11 +24,13 @@ DEFAULT_PROPERTIES = {
     # Compaction loses some races against a writer that commits every few seconds. Iceberg's default is 4 retries.
     "commit.retry.num-retries": "10",
 }
+"""Properties of every table that frazil creates, unless the declaration changes them."""
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
     # Version 2 needs half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be
     # able to read them.
     "write.parquet.format-version": "v2",
 }
+"""Default properties of a stream's main table and routed tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,11 @@ class DeclaredTable:
     properties: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_PROPERTIES))
     location: str | None = None
     declarable: frozenset[str] = frozenset()
-    """Names of the columns from the user's declaration; all other columns are frazil's own."""
+    """Names of the columns that the user declared. All other columns are frazil's own."""
     relaxable: frozenset[str] = frozenset()
-    """Names of columns that are declared `not null` but may be optional in an evolved table, also in nested fields."""
+    """Names of columns that are declared `not null`, but that may be optional in an evolved table. The same applies to
+    their nested fields.
+    """
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:

@@ -2,8 +2,8 @@
 
 Safe evolutions keep every file and every reader valid: new optional columns, int to long, float to double, a larger
 decimal precision (Iceberg specification, "Schema Evolution"). Any other difference is a conflict, which an operator
-must resolve. This includes a declared name that the table had earlier: a column that was renamed or dropped is not
-added again. `ColumnHistory` has the current and former names and types of a table's columns.
+must resolve. A declared name that the table had earlier is also a conflict: a column that was renamed or dropped is not
+added again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,13 @@ class ColumnHistory:
     """All names and types that a table's columns, including nested fields, have had."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """Ids of the fields that have had a name, newest first, by field id of the containing column and name."""
+    """Ids of the fields that have had a name, newest first. The key is the field id of the containing column, and the
+    name.
+    """
     names: Mapping[int, frozenset[str]]
+    """All names that a field has had, by field id."""
     types: Mapping[int, frozenset[str]]
+    """All types that a field has had, as text, by field id."""
 
     @classmethod
     def from_schemas(cls, schemas: Iterable[Schema]) -> ColumnHistory:
@@ -60,6 +64,7 @@ class ColumnHistory:
 
 
 def _columns(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
+    """Yield all fields of a type, including nested fields, each with the field id of its parent."""
     fields: tuple[NestedField, ...] = ()
     if isinstance(kind, StructType):
         fields = kind.fields
@@ -73,14 +78,17 @@ def _columns(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]
 
 
 Path = tuple[str, ...]
+"""The names that lead from a top-level column to a nested field, both included."""
 
 ACCEPTED_SCHEMA = "frazil.accepted-schema"
-"""Table property that operators set to a schema id. The check for former column names then ignores older schemas."""
+"""Table property that an operator sets to a schema id. The check for former column names then ignores earlier
+schemas.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An optional column (or optional field of a struct) that the table does not have yet."""
+    """An optional column, or an optional field of a struct, that the table does not have yet."""
 
     path: Path
     type: IcebergType
@@ -104,14 +112,16 @@ class Relaxation:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A difference without a safe evolution. `message` describes both sides and says what to do."""
+    """A difference that has no safe evolution. `message` describes both sides and says what to do."""
 
     path: Path
     message: str
 
 
 Change = Addition | Promotion | Relaxation
+"""A change that a table's schema accepts."""
 Difference = Addition | Promotion | Conflict
+"""A difference between a declared schema and a table's schema."""
 
 
 def differences(
@@ -119,8 +129,8 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
 
-    Undeclared optional columns, and columns wider than declared, are not differences. `former` has the table's schemas
-    from oldest to newest. Only for columns in `declarable` do messages suggest to change the declaration.
+    Undeclared optional columns, and columns wider than declared, are not differences. `former` contains the table's
+    schemas from oldest to newest. Messages suggest changing the declaration only for columns in `declarable`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = Comparison(existing, history, frozenset(declarable))
@@ -129,7 +139,7 @@ def differences(
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Compares a declaration with a table, and with all names and types that the table's columns have had."""
+    """Compares a declared schema with a table's schema, and with all names and types that its columns have had."""
 
     table: Schema
     history: ColumnHistory
@@ -138,14 +148,14 @@ class Comparison:
     def compare_structs(
         self, declared: StructType, existing: StructType, *, path: Path, parent: int
     ) -> Iterator[Difference]:
-        """Yield the differences of two structs; `parent` is the field id of the column that contains the structs."""
+        """Yield the differences of two structs. `parent` is the field id of the column that contains them."""
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
         for field in declared.fields:
             here = (*path, field.name)
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
-                yield self.missing(field, existing, path=here, parent=parent)
+                yield self.compare_missing(field, existing, path=here, parent=parent)
             elif stranger := self._reused_name(table_fields[field.name], path=here, parent=parent):
                 yield stranger
             else:
@@ -159,8 +169,13 @@ class Comparison:
                     "optional in the table",
                 )
 
-    def missing(self, declared: NestedField, existing: StructType, *, path: Path, parent: int) -> Addition | Conflict:
-        """Return an addition for a new column, and a conflict if the column was renamed or dropped."""
+    def compare_missing(
+        self, declared: NestedField, existing: StructType, *, path: Path, parent: int
+    ) -> Addition | Conflict:
+        """Return how a declared column that the table does not have is handled.
+
+        A new column is an addition. A column that was renamed or dropped is a conflict.
+        """
         name, can_declare = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
@@ -189,20 +204,20 @@ class Comparison:
         return Addition(path, declared.field_type, declared.doc)
 
     def _reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
-        """Return a conflict if the name now belongs to a different column, because the original column was renamed."""
+        """Return a conflict if the name now belongs to another column, because the original column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
         now = self._current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
             return None
         return Conflict(
             path,
-            f"is another column than before: the earlier column was renamed to {now} in the table, and a new column "
+            f"is not the same column as before: the earlier column was renamed to {now} in the table, and a new column "
             f"has its name. Rename both columns back, or accept the table's columns as they are: set the table "
             f"property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
         )
 
     def _current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that the table still has."""
+        """Return the current name of the first of these fields that the table still has; None if it has none."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 
@@ -242,12 +257,12 @@ class Comparison:
             )
 
     def _has_become_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        """Return whether the column had the declared type earlier, and was widened since."""
+        """Return whether the column once had the declared type and has been widened since."""
         return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Return whether Iceberg can promote one type to the other (specification, "Schema Evolution", format version 2).
+    """Return whether Iceberg allows the promotion of `narrow` to `wide` (specification, "Schema Evolution", version 2).
 
     PyIceberg's own rule also accepts decimals of a different scale.
     """
@@ -261,7 +276,9 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column, but optional wherever the table's column, or a nested field, is optional."""
+    """Return the declared column with each field made optional that is optional in the table, including nested
+    fields.
+    """
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}

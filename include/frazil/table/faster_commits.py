@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 
 
 MAX_CACHED = 8
-"""Maximum number of parsed metadata files to keep: current and staged ones of a stream's two tables, and some more."""
+"""Maximum number of parsed metadata files to keep: a few versions of a stream's two tables."""
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Make commits copy no snapshots and read no configuration, if the client writes the metadata (SQL, Hive, Glue).
+    """Change a catalog so that commits neither copy snapshots nor read the configuration again, and return it.
 
-    With a SQL catalog, no metadata file is parsed twice either.
+    This affects only catalogs whose client writes the metadata: SQL, Hive and Glue. A SQL catalog also parses each
+    metadata file only once.
     """
     if isinstance(catalog, MetastoreCatalog):
         _copy_less(catalog)
@@ -54,9 +55,10 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
 
 
 def _copy_less(catalog: MetastoreCatalog) -> None:
+    """Make commits share the snapshots and schemas of the table's metadata instead of copying them."""
     stage = catalog._update_and_stage_table
 
-    def staged(current: Table | None, *change: Any) -> StagedTable:
+    def stage_shared(current: Table | None, *change: Any) -> StagedTable:
         if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
             return stage(current, *change)
         shared = _with_class(_sharing_class(type(current.metadata)), current.metadata)
@@ -67,7 +69,7 @@ def _copy_less(catalog: MetastoreCatalog) -> None:
             made.metadata = _with_class(type(current.metadata), made.metadata)
         return made
 
-    catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+    catalog._update_and_stage_table = stage_shared  # type: ignore[method-assign, assignment]
 
 
 @cache
@@ -89,11 +91,12 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
 
 
 def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
+    """Return the metadata as an instance of another class, without validating it again."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
 
 def _configure_once(catalog: MetastoreCatalog) -> None:
-    """Stop PyIceberg from reading its configuration for each metadata file, which takes a tenth of a commit's CPU."""
+    """Read PyIceberg's configuration once instead of for each metadata file, which takes a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
     known = Recent[_SnapshotTexts](MAX_CACHED)
 
@@ -128,10 +131,11 @@ def _metadata_json(metadata: TableMetadata, known: Recent[_SnapshotTexts], *, ex
 
 
 def _parse_once(catalog: SqlCatalog) -> None:
+    """Keep the metadata that this catalog parses or writes, so that it is not parsed again."""
     known = Recent[TableMetadata](MAX_CACHED)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
-    def converted(row: IcebergTables) -> Table:
+    def convert_cached(row: IcebergTables) -> Table:
         location = row.metadata_location
         metadata = known.get(location) if location else None
         if metadata is None or location is None:
@@ -143,20 +147,20 @@ def _parse_once(catalog: SqlCatalog) -> None:
         name = (*Catalog.identifier_to_tuple(row.table_namespace), row.table_name)
         return Table(name, metadata, location, io, catalog)
 
-    def staged(*change: Any) -> StagedTable:
+    def stage_cached(*change: Any) -> StagedTable:
         made = stage(*change)
         known.keep(made.metadata_location, made.metadata)
         return made
 
-    catalog._convert_orm_to_iceberg = converted  # type: ignore[method-assign, assignment]
-    catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+    catalog._convert_orm_to_iceberg = convert_cached  # type: ignore[method-assign, assignment]
+    catalog._update_and_stage_table = stage_cached  # type: ignore[method-assign, assignment]
 
 
 def write_small_objects_at_once(catalog: Catalog) -> Catalog:
-    """Enable the delayed open for tables in S3 that Arrow reads and writes."""
+    """Upload small files to S3 in one request, if Arrow accesses the table. Changes the catalog and returns it."""
     load = catalog._load_file_io
 
-    def loaded(*arguments: Any, **named: Any) -> Any:
+    def load_file_io(*arguments: Any, **named: Any) -> Any:
         io = load(*arguments, **named)
         # The class is compared by name, because importing it would load Arrow for catalogs that do not need it. A
         # user's own retry strategy is left alone: it would be lost when the file system is rebuilt.
@@ -164,14 +168,16 @@ def write_small_objects_at_once(catalog: Catalog) -> Catalog:
             io._initialize_s3_fs = _delayed(io._initialize_s3_fs)  # type: ignore[attr-defined]
         return io
 
-    catalog._load_file_io = loaded  # type: ignore[method-assign]
+    catalog._load_file_io = load_file_io  # type: ignore[method-assign]
     return catalog
 
 
 def _delayed(initialize: Callable[[str | None], Any]) -> Callable[[str | None], Any]:
-    def initialized(netloc: str | None) -> Any:
+    """Wrap the function that opens an S3 file system, to enable Arrow's delayed open."""
+
+    def initialize_delayed(netloc: str | None) -> Any:
         # As with pickling, credentials that were not given explicitly are looked up again, not copied.
         rebuild, (settings, *more) = initialize(netloc).__reduce__()
         return rebuild({**settings, "allow_delayed_open": True}, *more)
 
-    return initialized
+    return initialize_delayed

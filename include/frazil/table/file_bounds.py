@@ -1,4 +1,4 @@
-"""Selects the data files that an audit of a period must read, from the bounds of Kafka coordinates in manifests."""
+"""Selects the data files that may contain given Kafka offsets, from the bounds of the coordinates in manifests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 """Offset ranges `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
+"""The columns that identify the Kafka record of a row."""
 
 
 class FileBounds:
-    """Decides whether a data file may have a row whose Kafka coordinates are in the given ranges.
+    """Decides whether a data file may contain a row whose Kafka coordinates are in the given ranges.
 
-    A file is skipped only if its bounds prove that it has no such row, so every copy of a record is found. The bounds
-    cover all topic-partitions of a file. If their offsets are far apart, it may be read unnecessarily.
+    A file is skipped only if its bounds prove that it has no such row, so every copy of a record is found. A file has
+    one minimum and maximum for the offsets of all its topic-partitions. If these offsets are far apart, the file may be
+    read unnecessarily.
     """
 
     def __init__(self, schema: Schema, within: Within) -> None:
@@ -31,6 +33,7 @@ class FileBounds:
         self._within = within
 
     def may_hold(self, file: DataFile) -> bool:
+        """Return whether the file may contain a row in the ranges."""
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
             # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
@@ -47,7 +50,7 @@ def topics_filter(topics: Collection[str]) -> str:
 
 
 def ranges_filter(within: Within) -> str:
-    """Return one row filter that covers all ranges. It is used to plan which of the table's files to scan."""
+    """Return one row filter that covers all ranges, and possibly more rows. It selects the files to scan."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
@@ -61,5 +64,6 @@ def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, An
 
 
 def _overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
+    """Return whether a column's bounds overlap a range, both ends included. A bound that is None is unlimited."""
     lower, upper = bounds
     return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

@@ -1,4 +1,4 @@
-"""Decides which requested schema changes a table accepts, and why it rejects the others. Pure."""
+"""Decides which schema changes, requested by a stream's records, a table accepts, and why it refuses others. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ ELEMENT, VALUE = "element", "value"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A field of the records for which no column is added. `reason` follows the field's name in a sentence."""
+    """A field of the records for which no column is added. `reason` completes a sentence that begins with the field's
+    name.
+    """
 
     path: Path
     reason: str
@@ -35,17 +37,21 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
+    """The schema changes to make, and the refused fields."""
+
     changes: tuple[Change, ...]
     refused: tuple[Refusal, ...] = ()
+    """The fields that get no column."""
 
 
 def growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> Growth:
-    """Return which of the wanted schema changes to make; changes that the table already has are left out.
+    """Return which of the wanted schema changes to make. Changes that the table already has are omitted.
 
-    `former` has the table's schemas from oldest to newest. `max_columns` includes nested fields. The top-level columns
-    in `fixed` stay required. Takes time linear in the number of wanted changes, which depends on the records.
+    `former` contains the table's schemas from oldest to newest. `max_columns` counts nested fields too. The top-level
+    columns in `fixed` stay required. The time is linear in the number of wanted changes, because records determine this
+    number.
     """
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
@@ -67,7 +73,7 @@ def growth(
 
 
 class _ColumnNames:
-    """The column names of a table, including the columns that this evolution adds."""
+    """The column names of a table, including columns that are about to be added."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(paths(table.as_struct(), ()))
@@ -78,14 +84,14 @@ class _ColumnNames:
         self._new: dict[tuple[Path, str], str] = {}
 
     def parent(self, path: Path) -> StructType | None:
-        """Return the struct to which the field at this path belongs or would be added; None if it does not exist."""
+        """Return the struct that contains, or would contain, the field at this path; None if it does not exist."""
         if len(path) == 1:
             return self._top
         field = self.fields.get(path[:-1])
         return field.field_type if field is not None and isinstance(field.field_type, StructType) else None
 
     def add(self, change: Addition, max_columns: int) -> str | None:
-        """Add a column, or return why it cannot be added."""
+        """Reserve the name of a new column. Returns why it cannot be added; None if it can."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
         within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
         full_names = {".".join((*path[:-1], inside)) for inside in within}
@@ -109,11 +115,16 @@ class _ColumnNames:
         parent = self.parent(change.path)
         parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
-        found = None if parent is None else self._comparison.missing(field, parent, path=change.path, parent=parent_id)
+        found = (
+            None
+            if parent is None
+            else self._comparison.compare_missing(field, parent, path=change.path, parent=parent_id)
+        )
         return found.message if isinstance(found, Conflict) else None
 
 
 def _reserved_name_problem(path: Path) -> str | None:
+    """Return why a top-level column must not have this name; None if it may."""
     match tuple(map(str.lower, path)):
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
@@ -123,7 +134,7 @@ def _reserved_name_problem(path: Path) -> str | None:
 
 
 def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
-    """Yield all fields of a type with their paths. Includes nested fields, except fields in map keys."""
+    """Yield all fields of a type with their paths, including nested fields, except fields in map keys."""
     match kind:
         case StructType():
             fields = [(field.name, field) for field in kind.fields]

@@ -1,4 +1,4 @@
-"""Collects the Kafka offsets of a table's rows as bitmaps. Reads only the Kafka coordinates, a few files at a time."""
+"""Collects the Kafka offsets of a table's rows in bitmaps. Reads only the Kafka coordinates, a few files at a time."""
 
 from __future__ import annotations
 
@@ -28,33 +28,37 @@ from frazil.table.branches import head_of
 from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
-"""Maximum number of files read in parallel: one is fetched while another is sorted, with 25 bytes per row."""
+"""Maximum number of files read in parallel: one is fetched while another is sorted, which takes 25 bytes per row."""
 
 DISCARDED = "discarded_at"
-"""Column of a dead-letter table: when an operator discarded the dead letter."""
+"""The column of a dead-letter table with the time at which an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
+"""Kafka offsets as a NumPy array."""
 _Offsets = tuple[TopicPartition, OffsetArray, bool]
-"""A topic-partition, sorted offsets, and whether their rows are selected; False if only `topic_ids` leaves them out."""
+"""A topic-partition, its sorted offsets, and whether their rows are selected. False if only `topic_ids` excludes
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects rows by topic and offset range. Only the first row of a record counts."""
+    """Selects rows by topic and offset range. If a record became several rows, only the first one counts."""
 
     topics: Collection[str]
     within: Within | None = None
+    """The offset ranges to read; None for all offsets."""
     topic_ids: Mapping[str, str] | None = None
-    """If set, dead letters count only if their topic has the given id, not those of an older topic of the name."""
+    """If set, dead letters count only if their topic had this id. An earlier topic of the same name had another id."""
     stream: str | None = None
     """If set, dead letters count only if this stream rejected them."""
     discarded: bool = True
-    """Whether dead letters that an operator discarded count."""
+    """Whether to count dead letters that an operator discarded."""
     branch: str | None = None
     """The branch to read; None for the table's current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the table's columns, besides the coordinates, that are needed to select rows."""
+        """Return the columns other than the coordinates that the selection needs, and that the table has."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,
@@ -72,9 +76,9 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets of the selected rows by topic-partition; empty if the branch does not exist.
+    """Return the offsets of the selected rows by topic-partition; empty if the branch does not exist.
 
-    The number of rows that only `topic_ids` leaves out is added to `former`.
+    Adds the number of rows that only `topic_ids` excludes to `former`.
     """
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
@@ -86,7 +90,9 @@ def tally_rows(
 
 
 def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
-    """Collect the offsets in Parquet files that no snapshot references. Raises FileNotFoundError."""
+    """Return the offsets in Parquet files that no snapshot references yet, by topic-partition. Raises
+    FileNotFoundError.
+    """
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for path in paths:
         with io.new_input(path).open() as source:
@@ -98,6 +104,7 @@ def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) 
 
 
 def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
+    """Yield the offsets of the selected rows, by file and topic-partition."""
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
         return
@@ -114,6 +121,7 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
 
 
 def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
+    """Yield the files to read: those that may contain rows in the selected ranges."""
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
     for task in scan.plan_files():
         if bounds is None or bounds.may_hold(task.file):
@@ -123,7 +131,9 @@ def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileS
 def _read_in_parallel(
     read: Callable[[FileScanTask], list[_Offsets]], tasks: Iterable[FileScanTask]
 ) -> Iterator[list[_Offsets]]:
-    """Read a few files at a time. PyIceberg's own reader would read all files at once."""
+    """Yield the results for the files, in order, and read a few files at a time. PyIceberg's own reader would read all
+    of them concurrently.
+    """
     running: deque[Future[list[_Offsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
@@ -135,6 +145,7 @@ def _read_in_parallel(
 
 
 def _read(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_Offsets]:
+    """Return the offsets of the selected rows of one file."""
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
@@ -155,7 +166,7 @@ def _read(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask
 def _split_by_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows whose topic has the given id or is unknown (True), and all others (False)."""
+    """Yield the rows whose topic has the given id or no known id (True), then all other rows (False)."""
     if topic_ids is None or not len(batch):
         yield batch, True
         return
@@ -168,7 +179,7 @@ def _split_by_topic_id(
 
 
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    """Yield the sorted offsets of each topic-partition; the rows must not contain nulls.
+    """Yield the sorted offsets of each topic-partition. The rows must not contain nulls.
 
     Each row is encoded as one number, because NumPy sorts by several keys much more slowly.
     """
@@ -193,14 +204,16 @@ def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, O
 
 
 def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
-    """Encode a text column as numbers. Returns the numbers and the text of each number; the last number means null."""
+    """Encode a text column as numbers. Returns the numbers, and the text for each number; the last number means
+    null.
+    """
     encoded = column.dictionary_encode()
     texts = [*encoded.dictionary.to_pylist(), None]
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
 def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
-    """Yield the sorted offsets that are in the topic-partition's ranges; all offsets if `within` is None."""
+    """Yield those of the sorted offsets that are in the topic-partition's ranges; all offsets if `within` is None."""
     if within is None:
         yield offsets
         return

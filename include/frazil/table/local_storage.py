@@ -1,4 +1,4 @@
-"""Stores objects as files in a folder. Each file is written completely or not at all, and synced to disk."""
+"""Stores objects as files in a folder. Each file is written completely or not at all, and is synced to disk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage_mistakes import FULL_DISK
 
 _TEMPORARY = ".frazil-tmp"
+"""The ending of the names of unfinished files."""
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""Error numbers of file systems without hard links."""
 _MAX_CREATE_ATTEMPTS = 5
 
 
 class LocalStore(ObjectStore):
-    """Object store in a folder. A write syncs the file's bytes, then its name, and then the folder."""
+    """An object store in a folder. A write syncs the file's content, then its name in the folder."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _local(path)
@@ -67,7 +69,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. A process that creates a file there at the same time retries."""
+        """Delete files, and folders that become empty. Another process that creates a file in such a folder retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _local(path)
@@ -88,14 +90,14 @@ class LocalStore(ObjectStore):
 
 
 def _local(path: str) -> Path:
-    """Return the local path; `file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
+    """Return the local path of a location: `file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield the files at any depth, without frazil's unfinished files."""
+    """Yield the files in a folder, at any depth, except frazil's unfinished files."""
     for folder, _, names in os.walk(root):
         for name in names:
             if not name.endswith(_TEMPORARY):
@@ -103,7 +105,9 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
-    """Yield the files at any depth with their details. In the returned paths, `name` replaces the folder's path."""
+    """Yield the files in a folder, at any depth, with size and time. Their paths begin with `name` instead of
+    `root`.
+    """
     try:
         entries = list(os.scandir(root))
     except (FileNotFoundError, NotADirectoryError):
@@ -121,7 +125,7 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
-    """Create a synced temporary file in the target's folder. It is deleted at the end, unless it was renamed."""
+    """Create a synced temporary file in the target's folder. The file is deleted at the end, unless it was renamed."""
     temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
     descriptor = _create(temporary)
     try:
@@ -135,7 +139,7 @@ def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
 
 
 def _create(path: Path) -> int:
-    """Create a file and return its descriptor. Retries if another process deletes the empty folder at the same time."""
+    """Create a file and return its descriptor. Retries if another process deletes the empty folder meanwhile."""
     for _ in range(_MAX_CREATE_ATTEMPTS):
         _make_folder(path.parent)
         try:
@@ -146,7 +150,7 @@ def _create(path: Path) -> int:
 
 
 def _make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents. Each new name is synced to disk."""
+    """Create a folder and its missing parents, and sync each new name to disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -164,6 +168,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _access_errors(path: str) -> Iterator[None]:
+    """Convert PermissionError to AccessDenied, and add the path to errors about a full disk."""
     try:
         yield
     except PermissionError as error:

@@ -1,4 +1,4 @@
-"""Distinguishes a table that its catalog lost from a table that was never created."""
+"""Distinguishes a table that its catalog has lost from a table that was never created."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from frazil.table.storage import open_store
 
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """Return what exists in the folder where a declared table would be created; None if the folder is free."""
+    """Return what already exists in the folder where a declared table would be created; None if the folder is free."""
     location, properties = declared.location, declared.properties
     folder = find_new_folder(catalog, declared.identifier, declared.schema, location=location, properties=properties)
     return read_remains(folder) if folder else None
 
 
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """Return the error text for a table that is not in its catalog although its files exist."""
+    """Return the error text for a table whose files exist although the catalog does not have it."""
     uuid = found.newest.uuid if found.newest else None
     if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
@@ -44,9 +44,10 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return another name than `identifier` of the table with this folder or UUID; None if the catalog has none.
+    """Return the name other than `identifier` under which the catalog has the table with this folder or UUID.
 
-    Searches the namespaces of `identifier` and of the folder's path. Raises any error of the catalog.
+    Returns None if it has no such name. Searches the namespaces of `identifier` and of the folder's path. Raises any
+    error of the catalog.
     """
     folder = _plain(location)
     above = folder.split("/")[-2:-1]
@@ -65,11 +66,12 @@ def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | 
 
 
 def _plain(location: str) -> str:
+    """Return the location without `file://` and trailing slashes."""
     return location.removeprefix("file://").rstrip("/")
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for a stream's table that has just disappeared; None if it exists."""
+    """Return the error for a stream's table that no longer exists; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -78,7 +80,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
-    """Check that no other table of the catalog has files in the table's folder. Raises TableLost otherwise."""
+    """Raise TableLost if another table of the catalog has files in the table's folder."""
     identifier = ".".join(table.name())
     other = other_table(open_store(table.location(), table.io.properties), table)
     name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
@@ -91,14 +93,16 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
+    """Return the command that registers a table again from its metadata file."""
     of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
     return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return why a missing table must not be created: the catalog lost it. None if it exists or may be created.
+    """Return the error text if the catalog has lost the stream's table, which must then not be created again.
 
-    If the server does not have the namespace, sends no further request. Raises any error of catalog and storage.
+    Returns None if the table exists or may be created. If the server does not have the namespace, no further request is
+    sent. Raises any error of catalog and storage.
     """
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
@@ -109,7 +113,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
-    """Return the error for an existing stream whose dead-letter table is missing. It says why and what to do."""
+    """Return the error for an existing stream whose dead-letter table is missing. The message says what to do."""
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
@@ -123,16 +127,17 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
 
 
 def stream_catalog(spec: StreamSpec) -> Catalog:
-    """Return the catalog of a stream's table for readers. Raises TableLost, and the errors of `find_lost_table`."""
+    """Open the catalog of a stream's table for reading. Raises TableLost, and the errors of `find_lost_table`."""
     if lost := find_lost_table(spec):
         raise TableLost(f"stream {spec.name!r}: {lost}")
     return open_existing_catalog(spec.table.catalog)
 
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
-    """Return TableLost for a missing table if the catalog also lost the main table of one of these streams.
+    """Return the error for a missing table.
 
-    Otherwise the table was not created yet. Raises the errors of `find_lost_table`.
+    It is TableLost if the catalog has also lost the main table of one of these streams. Otherwise it is SpecError,
+    because the table was not created yet. Raises the errors of `find_lost_table`.
     """
     for spec in specs:
         if lost := find_lost_table(spec):
@@ -141,7 +146,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table to which a writer of this host has committed."""
+    """Return the error text for a missing table to which a writer of this host has already committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "

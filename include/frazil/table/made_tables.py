@@ -1,4 +1,6 @@
-"""Finds the tables that a route's template has created. Their properties prove it; a matching name does not."""
+"""Finds the tables that a route's template has created. A table counts if its properties say so; a matching name is not
+enough.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that are not copied to other tables, because they name its own folders."""
+"""Properties of the main table that other tables do not get, because they contain paths of its own folders."""
 
 
 def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Describe a table of a stream's route as it would be created, by a template for the route value `value`."""
+    """Return a table of a stream's route as frazil would create it. `value` is the routing value, for tables of a
+    template.
+    """
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -63,6 +67,6 @@ def load_route_tables(
 
 
 def route_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """Return the value for which the template created a table; None if the template did not create it."""
+    """Return the routing value for which the template created a table; None if the template did not create it."""
     value = properties.get(value_property(stream))
     return value if value is not None and route.template and route.made_table(value) == identifier else None

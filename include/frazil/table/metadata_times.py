@@ -1,8 +1,8 @@
 """Keeps the times in a table's metadata in order, even if the last host that changed the table has a fast clock.
 
 Iceberg's Java library refuses metadata in which an entry of the snapshot log or metadata log is over a minute older
-than the entry before it. It also refuses metadata whose last update is older than these entries. PyIceberg uses the
-host's clock for new entries, so it can write such metadata.
+than the entry before it. It also refuses metadata whose last update is over a minute older than these entries.
+PyIceberg uses the host's clock for new entries, so it can write such metadata.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from frazil import clock
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
+"""A log entry of either kind."""
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""Maximum lead of a table's times over a JVM engine's clock; beyond it, the engine refuses to commit."""
+"""How far a table's times may be ahead of a JVM engine's clock. Beyond this, the engine refuses to commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:
-    """Return the time for a change of this metadata (ms): now, or just after the latest time in the metadata."""
+    """Return the time for the next change of this metadata (ms): now, or just after the latest time in the metadata."""
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
 def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
-    """Return the changed metadata `after` with its times in order. Repairs logs that are already out of order."""
+    """Return the metadata `after` with its times in order. Repairs logs that were already out of order in `before`."""
     if after == before:
         return after
     return after.model_copy(
@@ -47,14 +48,14 @@ def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMeta
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Give every change through this catalog a later time than all earlier changes of the table.
+    """Make every change through this catalog later than all earlier changes of the table. Returns the catalog.
 
-    The server of a REST catalog dates changes itself.
+    A REST catalog is not changed, because its server sets the times.
     """
     if isinstance(catalog, MetastoreCatalog):
         stage, warned = catalog._update_and_stage_table, set()
 
-        def staged(current: Any, *change: Any) -> StagedTable:
+        def stage_in_order(current: Any, *change: Any) -> StagedTable:
             made = stage(current, *change)
             if current is not None:
                 made.metadata = with_ordered_times(current.metadata, made.metadata)
@@ -64,20 +65,24 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
                     _warn(".".join(current.name()), ahead_ms)
             return made
 
-        catalog._update_and_stage_table = staged  # type: ignore[method-assign, assignment]
+        catalog._update_and_stage_table = stage_in_order  # type: ignore[method-assign, assignment]
     return catalog
 
 
 def _warn(table: str, ahead_ms: int) -> None:
+    """Warn that a host with a fast clock has changed the table."""
     log.warning(
-        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get later times "
-        "than that. Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to the table "
+        "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get still later "
+        "times "
+        "than its changes. Until this host's clock catches up, Spark, Trino and other JVM engines cannot commit to "
+        "the table "
         "(compaction and expiry fail). Synchronise the hosts' clocks",
         table, ahead_ms // 1000,
     )  # fmt: skip
 
 
 def _newest_ms(metadata: TableMetadata) -> int:
+    """Return the latest time in the metadata."""
     of = attrgetter("timestamp_ms")
     times = (map(of, entries) for entries in (metadata.snapshots, metadata.snapshot_log, metadata.metadata_log))
     newest: int = max(chain([metadata.last_updated_ms], *times))
@@ -85,7 +90,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries in the same order, with times raised so that none is older than the one before."""
+    """Return the log entries in the same order. A time that is earlier than the previous entry's is raised to it."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -21,21 +21,28 @@ from frazil.table.storage_requests import count_request
 R = TypeVar("R")
 
 _EXISTS = frozenset({"PreconditionFailed", "412"})
+"""S3's error codes for a conditional put of an object that already exists."""
 _CONFLICT = "ConditionalRequestConflict"
-"""S3's error code for a conditional put with an undecided outcome, because of a concurrent put. It is retried."""
+"""S3's error code for a conditional put whose outcome a concurrent put left undecided. The put is retried."""
 _ABSENT = frozenset({"NoSuchKey", "404"})
+"""S3's error codes for a missing object."""
 _NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
 """Error codes of S3-compatible stores that cannot delete several objects in one request."""
 MAX_KEYS_PER_REQUEST = 1_000
+"""Maximum number of objects that one request deletes; S3's limit."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs. In each, its client tries up to five times, so s3fs's default takes a minute."""
+"""Maximum number of attempts by s3fs. Its client tries up to five times in each, so s3fs's default would take a
+minute.
+"""
 MAX_CACHED_FILE_IOS = 4
-"""Maximum number of cached FileIO objects, one per set of properties. Spark executors open a store for each write."""
+"""Maximum number of cached FileIO objects, one for each set of properties. Spark executors open a store for each
+write.
+"""
 
 
 class FsspecStore(ObjectStore):
-    """Object store in S3, GCS or ADLS, which write an object completely or not at all."""
+    """An object store in S3, GCS or ADLS. These services write an object completely or not at all."""
 
     def __init__(
         self, location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None
@@ -68,7 +75,9 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action` with the file system, and again with newer credentials if these have expired or are refused."""
+        """Call `action` with the file system. If its credentials have expired or are refused, call it again with newer
+        ones.
+        """
         try:
             with _translate_errors(path):
                 return action(self._files)
@@ -142,7 +151,7 @@ class FsspecStore(ObjectStore):
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. S3 gets up to 1,000 keys per request, unless it refuses this; other stores get one key."""
+        """Delete files. S3 gets up to 1,000 keys per request, unless it refuses such requests; other stores get one."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):
@@ -153,6 +162,7 @@ class FsspecStore(ObjectStore):
         return left
 
     def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
+        """Delete up to MAX_KEYS_PER_REQUEST files. Returns the errors by path."""
         files, many = self._files, len(paths) > 1
         if many and self._batches and hasattr(files, "call_s3"):
             try:
@@ -182,6 +192,7 @@ class FsspecStore(ObjectStore):
 
 
 def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
+    """Create an object. Returns False if it already exists."""
     for attempt in range(_MAX_PUT_ATTEMPTS):
         try:
             files.pipe_file(path, data, mode="create")
@@ -199,7 +210,10 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
 
 
 def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-    """Delete the objects with one request per bucket; s3fs's own method ignores S3's errors for single keys."""
+    """Delete the objects with one request per bucket. Returns the errors by path.
+
+    s3fs's own method ignores the errors that S3 returns for individual keys.
+    """
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
@@ -218,11 +232,12 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
 
 @lru_cache(maxsize=MAX_CACHED_FILE_IOS)
 def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
+    """Return a cached FileIO with these properties."""
     return FsspecFileIO(dict(properties))
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code; None for an error without one. s3fs only recognises the texts that AWS sends."""
+    """Return S3's error code; None if the error has none. s3fs only recognises the texts that AWS sends."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None
@@ -231,7 +246,7 @@ def _error_code(error: OSError) -> str | None:
 
 
 def _modified_ms(info: Mapping[str, Any]) -> int:
-    """Return the modification time in milliseconds since 1970. Each fsspec file system has its own key for it."""
+    """Return the modification time in milliseconds since 1970. Each fsspec file system stores it under its own key."""
     for key in ("LastModified", "mtime", "last_modified", "updated"):
         modified = info.get(key)
         if isinstance(modified, str):
@@ -243,6 +258,9 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
+    """Convert errors of fsspec's clients in the `with` block to frazil's errors, if they concern more than one
+    object.
+    """
     try:
         yield
     except (OSError, BotoCoreError) as error:

@@ -1,4 +1,4 @@
-"""Defines the storage interface of a table, with the same guarantees on disk and in S3.
+"""Defines the storage interface of a table, with the same guarantees on disk and in object stores.
 
 Journals and desired states are stored as objects next to the table's data. They rely on `put_if_absent`: if several
 processes put the same path, exactly one succeeds, and no reader ever sees an incomplete object.
@@ -16,13 +16,16 @@ IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """The properties of a PyIceberg FileIO, or a function that returns them with new temporary credentials."""
 
 _FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
+"""Beginnings of the properties with which PyIceberg opens files."""
 _SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
 """Prefixes of the catalog properties that PyIceberg's remote signer needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """One listed file. `path` starts with the folder's path as it was passed, with or without a scheme."""
+    """A listed file. `path` begins with the folder's path in the form in which it was passed, with or without a
+    scheme.
+    """
 
     path: str
     bytes: int
@@ -30,17 +33,19 @@ class FileInfo:
 
 
 class ObjectStore(ABC):
-    """Stores objects by path, a complete location with or without a scheme; returned paths have the same form.
+    """Stores objects by path. A path is a complete location, with or without a scheme; returned paths have the same
+    form.
 
     A folder exists only while it contains files. Every method raises AccessDenied if the storage refuses access.
     """
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a complete, durable object if none exists at the path. Returns False, without a change, if one exists.
+        """Write a complete, durable object if none exists at the path. Returns False, and changes nothing, if one
+        exists.
 
-        After a lost response, which the client repeats, False may also mean that this call wrote the object. If this
-        matters, the caller must read the object and compare.
+        False may also mean that this call wrote the object: the client repeats a request whose response was lost. If
+        this matters, the caller must read the object and compare.
         """
 
     @abstractmethod
@@ -57,14 +62,14 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the direct subfolders with a file at any depth, sorted, without trailing slashes.
+        """Return the direct subfolders that contain files at any depth, sorted, without trailing slashes.
 
-        A store that keeps marker objects for folders (SeaweedFS) may also return empty folders.
+        A store with marker objects for folders (SeaweedFS) may also return empty folders.
         """
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. Returns an error, as `delete` raises it, for each path that could not be deleted.
+        """Delete files. Returns, for each path that could not be deleted, the error that `delete` would raise.
 
         A missing file counts as deleted.
         """
@@ -72,7 +77,7 @@ class ObjectStore(ABC):
     def delete(self, paths: Iterable[str]) -> None:
         """Delete as many of these files as possible. A missing file counts as deleted.
 
-        If files remain, raises AccessDenied, CommitUnavailable if the storage cannot be reached, or else OSError.
+        If files remain, raises AccessDenied, CommitUnavailable if the storage cannot be reached, or otherwise OSError.
         """
         left = self.delete_each(paths)
         if not left:
@@ -89,10 +94,10 @@ class ObjectStore(ABC):
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return only the properties of a loaded table that are needed to open its files.
+    """Return those properties of a loaded table that are needed to open its files.
 
     A REST catalog also returns the markers of streams, and its own credentials. A custom FileIO (`py-io-impl`) may read
-    any key, so only the markers are removed for it.
+    any key, so for it only the markers are removed.
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}

@@ -9,7 +9,9 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """A thread-safe cache of up to `limit` values by name. It evicts the oldest; reads do not count as use."""
+    """A thread-safe cache of up to `limit` values by name. It evicts the value that was stored first; reads do not
+    matter.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

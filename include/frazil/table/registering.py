@@ -1,6 +1,6 @@
 """Checks a metadata file before a catalog registers a table from it.
 
-Catalogs do not check this: a SQL catalog accepts any path, even if the table cannot be loaded, and no catalog checks
+Catalogs do not check this. A SQL catalog accepts any path, even if the table cannot be loaded. No catalog checks
 whether a newer metadata file exists.
 """
 
@@ -22,7 +22,7 @@ MAX_ERROR_CHARACTERS = 200
 
 
 def read_metadata(catalog: Catalog, path: str) -> TableMetadata | None:
-    """Read a metadata file; None if only the server of a REST catalog can read, and check, it.
+    """Read a metadata file. Returns None if only the server of a REST catalog can read it, which then also checks it.
 
     Raises SpecError if the file does not exist or is not table metadata, and any error of the storage.
     """
@@ -50,7 +50,7 @@ def _not_metadata_error(path: str, error: Exception) -> SpecError:
 
 
 def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the table has a newer metadata file, because commits after this file would be lost."""
+    """Raise SpecError if the table has a newer metadata file. Registering an older one would lose commits."""
     store = open_store(metadata.location, catalog.properties)
     newest = find_newest_metadata(store, metadata.location, str(metadata.table_uuid))
     if newest is not None and file_name(newest.path) != file_name(path):
@@ -63,11 +63,14 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:
-    """Raise SpecError if the catalog has the table under another name, in the namespaces of `table` and its folder."""
+    """Raise SpecError if the catalog already has the table under another name.
+
+    Searches the namespaces of `table` and of the table's folder.
+    """
     name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(
             f"the catalog {catalog.name!r} already has the table in {metadata.location} under the name {name}. Under "
-            "two names, each name would miss commits made under the other. Nothing was registered. To change the "
+            "two names, commits under one name would be missing under the other. Nothing was registered. To change the "
             f"name to {table}, rename {name}"
         )

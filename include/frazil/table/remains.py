@@ -1,6 +1,6 @@
-"""Detects a lost or replaced catalog: a table's folder still has its files, but the catalog does not have the table.
+"""Detects a lost or replaced catalog: a table's folder still has files, but the catalog does not have the table.
 
-A new table must not use such a folder: two tables in one folder would treat each other's files as their own.
+A new table must not use such a folder: two tables in one folder would each treat the other's files as their own.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from frazil.timetext import utc
 log = logging.getLogger(__name__)
 
 METADATA = ".metadata.json"
+"""The text by which a metadata file's name is recognised."""
 STATE = "_frazil"
-"""Folder in a table's location with the state of its streams."""
+"""The subfolder of a table's location in which frazil keeps the state of streams."""
 _VERSION = re.compile(r"v?(\d+)")
+"""Matches the version at the beginning of a metadata file's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """One metadata file of a table. `snapshots` (their number) and `uuid` are None if the file cannot be read."""
+    """A metadata file of a table. `snapshots` (their number) and `uuid` are None if the file cannot be read."""
 
     path: str
     modified_ms: int
@@ -45,7 +47,7 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """The metadata and stream state of a table that remain in a folder."""
+    """The metadata and stream state that remain in a table's folder."""
 
     location: str
     newest: Metadata | None
@@ -74,9 +76,9 @@ class TableFolder:
 def find_new_folder(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Return the folder in which the catalog would create the table. Does not create it.
+    """Return the folder in which the catalog would create the table. Creates nothing.
 
-    Returns None if only the server can determine the folder. Raises any error of the catalog.
+    Returns None if only the catalog's server can determine the folder. Raises any error of the catalog.
     """
     if isinstance(catalog, MetastoreCatalog):
         found = _resolve_location(catalog, identifier, location)
@@ -96,6 +98,7 @@ def find_new_folder(
 
 
 def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str | None) -> str:
+    """Return the location that the catalog would choose for a new table, even if the namespace does not exist yet."""
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     name = Catalog.table_name_from(identifier)
     try:
@@ -107,7 +110,7 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data; None if the folder is free, which needs only one listing.
+    """Return what remains of a table that had data; None if the folder is free. A free folder needs only one listing.
 
     Metadata without a snapshot does not count, because an interrupted creation leaves such a file.
     """
@@ -121,7 +124,7 @@ def read_remains(folder: TableFolder) -> Remains | None:
 
 
 def other_table(store: ObjectStore, table: Table) -> Metadata | None:
-    """Return the metadata of another table that has data in the same folder; None if none has."""
+    """Return the metadata of another table that has data in this table's folder; None if there is none."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -130,14 +133,19 @@ def other_table(store: ObjectStore, table: Table) -> Metadata | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
-    """Return the newest metadata file of the table with this UUID, although other tables may have used the folder."""
+    """Return the newest metadata file of the table with this UUID; None if there is none.
+
+    Other tables may have used the same folder.
+    """
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
 
 
 def _age(file: FileInfo) -> tuple[int, int]:
-    """Return the sort key of a metadata file: its version, and its time if failed commits left several of a version."""
+    """Return the sort key of a metadata file: its version, then its time, because failed commits may leave several
+    files of a version.
+    """
     found = _VERSION.match(file_name(file.path))
     return int(found[1]) if found else -1, file.modified_ms
 
@@ -151,6 +159,7 @@ def file_name(path: str) -> str:
 
 
 def _read(store: ObjectStore, file: FileInfo) -> Metadata:
+    """Read a metadata file. Fields that cannot be read are None."""
     try:
         data = store.get(file.path) or b""
         raw = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)

@@ -1,7 +1,7 @@
 """Handles columns that `frazil evolve` renamed or dropped while declarations and records still use the old names.
 
 A table property stores the old names. It changes in the same commit as the schema, so a running writer can continue. An
-old name in the declaration refers to the renamed column; if the column was dropped, the name is ignored.
+old name in the declaration refers to the renamed column. If the column was dropped, the name is ignored.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from frazil.table.catalogs import catalog_errors
 from frazil.table.evolution import TOP, ColumnHistory
 
 MAX_ATTEMPTS = 5
+"""Maximum number of attempts, if other processes change the table at the same time."""
 
 
 def with_current_names(declared: Schema, existing: Schema, former: Former) -> Schema:
-    """Return the declared schema with the table's current column names. Dropped columns are left out."""
+    """Return the declared schema with the table's current column names. Dropped columns are omitted."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
@@ -37,7 +38,7 @@ def with_current_names(declared: Schema, existing: Schema, former: Former) -> Sc
 
 
 def aliases(existing: Schema, former: Former) -> dict[str, int]:
-    """Return the former column names that records may still use, with the field ids of the renamed columns."""
+    """Map each former column name that records may still use to the field id of the renamed column."""
     return {
         name: field_id
         for name, field_id in former.items()
@@ -51,12 +52,13 @@ def _has_column(schema: Schema, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChanges:
-    """Requested column changes: `renames` maps old names to new names; `drops` lists the columns to drop."""
+    """Requested column changes. `renames` maps old names to new names; `drops` contains the columns to drop."""
 
     renames: Mapping[str, str]
     drops: Sequence[str]
 
     def of(self, names: Collection[str]) -> ColumnChanges:
+        """Return only the changes of these columns."""
         renames = {old: new for old, new in self.renames.items() if old in names}
         return ColumnChanges(renames, [name for name in self.drops if name in names])
 
@@ -67,7 +69,10 @@ class ColumnChanges:
 def find_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
-    """Return why these columns cannot be renamed or dropped. `fixed` has the reasons why some must not change."""
+    """Return the reasons why the columns cannot be renamed or dropped; empty if they can.
+
+    `fixed` maps columns that must not change to the reasons.
+    """
     found = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -85,23 +90,23 @@ def find_problems(
         elif new.lower() in METADATA_COLUMNS:
             found.append(f"{new} {OF_ICEBERG}")
         elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
-            found.append(f"{new} was the name of another column (field id {others[0]}): choose a new name")
+            found.append(f"{new} was once the name of another column (field id {others[0]}): choose a new name")
     new_names = list(wanted.renames.values())
     lowered = [new.lower() for new in new_names]
-    found += [f"{new} is given to two columns" for n, new in enumerate(new_names) if new.lower() in lowered[:n]]
+    found += [f"{new} is the new name of two columns" for n, new in enumerate(new_names) if new.lower() in lowered[:n]]
     both = set(wanted.drops) & set(wanted.renames)
     return found + [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
 
 
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
-    """Raise SchemaIncompatible with all problems of these changes, if there are any."""
+    """Raise SchemaIncompatible, with all reasons, if one of the changes is not possible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
     if found := find_problems(wanted, table.schema(), former, fixed=fixed):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns, and store the old names, in one commit. Returns the changed table.
+    """Rename and drop columns in one commit, which also stores the old names. Returns the changed table.
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
@@ -125,12 +130,15 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
                 continue
             return table.catalog.load_table(table.name())
     raise CommitUnavailable(
-        f"{'.'.join(table.name())} changed at each of {MAX_ATTEMPTS} attempts to change its columns"
+        f"{'.'.join(table.name())} was changed by another process during each of {MAX_ATTEMPTS} attempts to change "
+        "its columns. Try again"
     )
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Make the main table's column changes in a routed table, and return it. Raises as `change_columns` does."""
+    """Repeat the main table's column renames and drops in a routed table, and return it. Raises as `change_columns`
+    does.
+    """
     if not (former := former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}
@@ -142,6 +150,6 @@ def copy_renames(table: Table, main: Table) -> Table:
 
 
 def layout_field_ids(table: Table) -> Collection[int]:
-    """Return the field ids that the table's partition specs and sort orders use."""
+    """Return the field ids that the table's partition specs and sort orders have used."""
     specs = {field.source_id for spec in table.metadata.partition_specs for field in spec.fields}
     return specs | {field.source_id for order in table.metadata.sort_orders for field in order.fields}

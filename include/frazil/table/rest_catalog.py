@@ -18,17 +18,19 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NoIcebergAnswer
 
 TIMEOUT_S = (10.0, 60.0)
-"""Timeouts in seconds: to connect, and between two parts of a response."""
+"""Timeouts in seconds: for connecting, and for each pause while a response arrives."""
 OVERLOADED = (429, 503)
+"""HTTP statuses of an overloaded server."""
 MAX_READ_RETRIES = 3
+"""Maximum number of retries of a read."""
 MAX_RETRY_AFTER_S = 10
-"""Maximum wait between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
+"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
 NESTED = ("auth", "ssl")
-"""Prefixes of properties that PyIceberg's client expects as nested mappings."""
+"""The first parts of property names for which PyIceberg's client expects nested mappings."""
 
 
 class PatientRestCatalog(RestCatalog):
-    """A REST catalog with timeouts, which checks that responses are JSON."""
+    """A REST catalog with timeouts and retries, which checks that responses are JSON."""
 
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nest_properties(properties))
@@ -46,7 +48,7 @@ class PatientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties, with `auth.*` and `ssl.*` as nested mappings, as PyIceberg expects them."""
+    """Return the properties with `auth.*` and `ssl.*` as nested mappings, as PyIceberg expects them."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
@@ -58,19 +60,21 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _limit_requests(session: Session) -> None:
+    """Add timeouts, retries and the check of responses to a session."""
     send = session.send
 
-    def limited(request: PreparedRequest, **options: Any) -> Response:
+    def send_limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
             options["timeout"] = TIMEOUT_S
         return _check_response(send(request, **options))
 
-    session.send = limited  # type: ignore[method-assign]
+    session.send = send_limited  # type: ignore[method-assign]
     for scheme in ("http://", "https://"):
         session.mount(scheme, HTTPAdapter(max_retries=_retries()))
 
 
 def _retries() -> Retry:
+    """Return the retry policy of reads."""
     return Retry(
         total=MAX_READ_RETRIES,
         connect=1,
@@ -85,9 +89,10 @@ def _retries() -> Retry:
 
 
 def _check_response(response: Response) -> Response:
-    """Return the response. Raises NoIcebergAnswer for a success, a "not found" or a conflict whose body is not JSON.
+    """Return the response, or raise NotIcebergResponse if its body should be JSON but is not.
 
-    PyIceberg would interpret a gateway's "not found" page as a missing table.
+    This applies to a success, a "not found" and a conflict. PyIceberg would interpret a gateway's "not found" page as a
+    missing table.
     """
     is_meaningful = response.ok or response.status_code in (404, 409)
     if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):

@@ -1,4 +1,4 @@
-"""Evolves the schema of an existing table to a declaration, or as records require."""
+"""Evolves the schema of an existing table to a declaration, or as a stream's records require."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ from frazil.table.renamed import with_current_names
 logger = logging.getLogger(__name__)
 
 MAX_EVOLUTION_ATTEMPTS = 5
+"""Maximum number of attempts, if other processes change the table at the same time."""
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update, and return it. Retries after a change by others.
+    """Evolve the table to the declared schema in one update, and return it. Retries if another process changed the
+    table.
 
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
@@ -57,7 +59,9 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
 
 
 def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
-    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if one is unsafe."""
+    """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if it needs unsafe
+    ones.
+    """
     existing = table.schema()
     wanted = _adapt(_with_current_names(declared, table), existing)
     found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
@@ -69,7 +73,10 @@ def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addit
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas from oldest to newest, without those before a schema that an operator accepted."""
+    """Return the table's schemas from oldest to newest.
+
+    If an operator accepted a schema (`ACCEPTED_SCHEMA`), earlier ones are omitted.
+    """
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -77,7 +84,7 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the column names that users set with `frazil evolve`."""
+    """Return the declaration with the column names that the table has since `frazil evolve`."""
     if not (former := former_columns(table.properties)):
         return declared
     schema = with_current_names(declared.schema, table.schema(), former)
@@ -87,14 +94,14 @@ def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema. Some columns become optional, so that older tables fit.
+    """Return the declared schema with some columns made optional, so that it fits older tables.
 
-    These are frazil's own columns if they are missing or optional in the table, whose old rows may have no value, and
-    columns in `relaxable` where the table's are optional.
+    A column of frazil's own becomes optional if the table does not have it, or has it as optional: old rows may have no
+    value. Columns in `relaxable` become optional where the table's are.
     """
     existing_fields = {field.name: field for field in existing.fields}
 
-    def adopted(field: NestedField) -> NestedField:
+    def adapt_field(field: NestedField) -> NestedField:
         found = existing_fields.get(field.name)
         if found is not None and field.name in declared.relaxable:
             return relax(field, found)
@@ -103,11 +110,11 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
             return field
         return field.model_copy(update={"required": False})
 
-    return Schema(*map(adopted, declared.schema.fields), schema_id=declared.schema.schema_id)
+    return Schema(*map(adapt_field, declared.schema.fields), schema_id=declared.schema.schema_id)
 
 
 def refuse_unreadable(coming: Schema, table: str) -> None:
-    """Raise SpecError for a column with which some engine could not read the table."""
+    """Raise SpecError for a new column that would prevent some engines from reading the table."""
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
             raise SpecError(f"schema.{field.name}: cannot be added to the table {table}: {OF_ICEBERG}; rename it")
@@ -117,7 +124,7 @@ def refuse_unreadable(coming: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Return undeclared top-level columns that a stream fills, formatted as in a declaration: `gate: string`."""
+    """Return the undeclared top-level columns that a stream fills, in the syntax of a declaration: `gate: string`."""
     names = {column.name for column in spec.columns}
     if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
         names = {field.name for field in _with_current_names(declared_table(spec), table).schema.fields}
@@ -125,9 +132,10 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
-    """Change a stream's table as its records require, in one update. Returns the accepted and the refused changes.
+    """Change a stream's table as its records require, in one update. Returns the accepted changes and the refused
+    fields.
 
-    Retries after a change by others. Raises CommitUnavailable, AccessDenied.
+    Retries if another process changed the table. Raises CommitUnavailable, AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with catalog_errors(table.catalog.name):
@@ -154,6 +162,7 @@ def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
 
 
 def _apply(table: Table, changes: Sequence[Change]) -> None:
+    """Make the changes in one update, and log them. Raises SpecError for a column that some engines could not read."""
     for change in changes:
         if not isinstance(change, Relaxation):
             refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), table_identifier(table))
@@ -171,6 +180,7 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
 
 
 def describe_change(change: Change) -> str:
+    """Return a sentence about a change, in the past tense."""
     column = f"column {'.'.join(change.path)}"
     match change:
         case Addition():

@@ -1,6 +1,7 @@
 """Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure.
 
-Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`); all differences are handled here."""
+Most keys are the same (`uri`, `warehouse`, `s3.*`, `rest.*`). All differences are handled here.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from frazil.errors import SpecError
 SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
+"""How long Spark waits while another process writes to the SQLite database."""
 ATOMIC = "frazil.atomic"
-"""frazil's own property of a REST catalog: its server, one of `frazil.table.atomic_catalogs.SERVERS`."""
+"""frazil's own property of a REST catalog: the name of its server, one of
+`frazil.table.atomic_catalogs.ATOMIC_SERVERS`.
+"""
 
 _RENAMED = {
     "s3.region": "client.region",
@@ -34,10 +38,11 @@ _PYTHON_ONLY = frozenset(
         *("echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
     }
 )
+"""PyIceberg properties that are not passed to Spark under the same name."""
 
 
 def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open the catalog."""
+    """Return Spark's property of the catalog and all its subkeys. Raises SpecError if Spark cannot open the catalog."""
     kind = catalog_type(properties)
     translated = _translate_keys(properties)
     if kind == "sql":
@@ -57,7 +62,7 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the jar sets that Spark needs to open the catalog, as in `frazil.spark.jars`."""
+    """Return the names of the jar sets (`frazil.spark.jars`) that Spark needs to open the catalog."""
     on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
     is_signed = properties.get("rest.sigv4-enabled", "").lower() == "true"
     on_aws = _uses_s3(properties) or catalog_type(properties) == "glue" or is_signed
@@ -83,7 +88,7 @@ def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jdbc(name: str, uri: str) -> dict[str, str]:
-    """Convert SQLAlchemy's database URL to Iceberg's JDBC properties."""
+    """Convert an SQLAlchemy URL to the properties of Iceberg's JDBC catalog."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":

@@ -1,7 +1,7 @@
-"""Translates errors of an object store into one sentence each, whichever client raised them.
+"""Translates errors of object stores to frazil's errors, each with a one-sentence message, for all clients.
 
 Arrow reads and writes data files; its errors only have a text. All other objects are accessed through fsspec, whose
-errors include S3's response. After an outage or expired credentials, the resulting error lets a stream restart.
+errors include S3's response. Errors from outages and expired credentials are translated so that a stream may restart.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from frazil.spec.addresses import OBJECT_STORES, names_store
 MAX_ERROR_CHARACTERS = 600
 """Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key."""
 _DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+"""Texts in Arrow's errors that mean refused credentials."""
 _OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
+"""S3's error codes for an overloaded or failing store."""
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers that mean that a disk of this host is full."""
+"""Error numbers of a full disk on this host."""
 _OUTAGES = frozenset({429, 500, 502, 503, 504})
+"""HTTP statuses of an overloaded or failing store."""
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client; None if it only concerns one object, such as a missing object."""
+    """Translate an error of fsspec's client. Returns None if the error concerns only one object, such as a missing
+    one.
+    """
     if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")
@@ -36,7 +41,10 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec while a task staged files; None for other errors of a local disk."""
+    """Translate an error of Arrow or fsspec that occurred while files were staged.
+
+    Returns None for other errors of a local disk, unless the disk of the staged files is full.
+    """
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK | {errno.EROFS}:
             return None
@@ -53,6 +61,7 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
+    """Translate an error about missing, expired or refused credentials. Returns None for any other error."""
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # The error is the same if the host's metadata service does not respond.
@@ -67,11 +76,14 @@ def _translate_credentials_error(path: str, error: Exception) -> FrazilError | N
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
     if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
-        return AccessDenied(f"{path}: the object store refuses frazil's credentials: {_error_text(error)}")
+        return AccessDenied(
+            f"{path}: the object store refuses frazil's credentials: {_error_text(error)}; correct them"
+        )
     return None
 
 
 def _is_outage(error: Exception) -> bool:
+    """Return whether the store is overloaded, fails or cannot be reached."""
     answer = getattr(error.__cause__, "response", None)  # from botocore's ClientError, which s3fs translates
     if not isinstance(answer, dict):
         return isinstance(error, ConnectionError | TimeoutError)
@@ -94,11 +106,12 @@ _CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 
 def has_expired(error: BaseException) -> bool:
-    """Return whether an error or one of its causes means that credentials have expired."""
+    """Return whether the error, or one of its causes, says that credentials have expired."""
     return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
 
 
 def _has_expiry_code(error: BaseException) -> bool:
+    """Return whether this error, without its causes, says that credentials have expired."""
     response = getattr(error, "response", None)  # botocore's ClientError has a mapping; requests' errors have none
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     # PyArrow's errors, and an executor's error, which arrives as a frazil error, only have the text.
@@ -107,6 +120,7 @@ def _has_expiry_code(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and its chain of causes."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause

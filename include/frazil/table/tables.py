@@ -1,4 +1,4 @@
-"""Creates missing tables of a stream, checks existing ones, and returns their folders."""
+"""Creates a stream's missing tables, checks and evolves existing ones, and returns the locations of their folders."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """Return the stream's table. Creates it if it is missing, and evolves it if that is safe.
 
-    Logs a warning if the table has another partitioning or sort order, which is not changed. Raises SpecError if an
-    engine could not read a new column, TableLost if a new table would share another table's folder, SchemaIncompatible,
-    AccessDenied, CommitUnavailable.
+    Logs a warning if the table's partitioning or sort order differs from the declaration; neither is changed. Raises
+    SpecError if an engine could not read a new column, TableLost if a new table would share another table's folder,
+    SchemaIncompatible, AccessDenied, CommitUnavailable.
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
@@ -40,17 +40,22 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's dead-letter table. Creates it if it is missing. Raises the errors of `ensure_table`."""
+    """Return the stream's dead-letter table. Creates it if it is missing. Raises as `ensure_table` does."""
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
 def check_fits(table: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if the table contradicts the declaration. The writer's next start may add columns."""
+    """Raise SchemaIncompatible if the table contradicts the declaration.
+
+    Missing columns that the writer's next start can add are not a contradiction.
+    """
     evolutions(table, declared_table(spec), spec.name)
 
 
 def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if rows of the declared schema do not fit both tables, after changes by others."""
+    """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables, because others changed
+    them.
+    """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         if missing := evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
@@ -62,7 +67,10 @@ def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
 
 
 def _check_key(main: Table, spec: StreamSpec) -> None:
-    """Check that the identifier fields of an upsert table, by their current names, are the declared key."""
+    """Raise SchemaIncompatible if the identifier fields of an upsert table are not the declared key.
+
+    A key column may have been renamed in the table.
+    """
     schema, former = main.schema(), former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
@@ -75,25 +83,28 @@ def _check_key(main: Table, spec: StreamSpec) -> None:
 
 
 def data_location(table: Table) -> str:
-    """Return the folder of a table's data files: `write.data.path`, or `<location>/data`; without trailing slash."""
+    """Return the folder of a table's data files, without trailing slash: `write.data.path` or `<location>/data`."""
     return (table.properties.get("write.data.path") or f"{table.location().rstrip('/')}/data").rstrip("/")
 
 
 def state_location(table: Table, stream: str) -> str:
     """Return the folder of a stream's journals and desired state: `<location>/_frazil/<stream>`.
 
-    Spark's remove_orphan_files skips names that begin with an underscore.
+    Spark's remove_orphan_files ignores names that begin with an underscore.
     """
     return f"{table.location().rstrip('/')}/{STATE}/{stream}"
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
-    """Return `gc.enabled`, which is false if another table may share the files. Every value except "true" is false."""
+    """Return whether the property `gc.enabled` is true. It is false if another table may share the files.
+
+    The default is true; every value except "true" means false.
+    """
     return properties.get("gc.enabled", "true").lower() == "true"
 
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
-    """Return a declared table of a stream. Creates it if it is missing. Raises the errors of `ensure_table`."""
+    """Return a declared table of a stream. Creates it if it is missing. Raises as `ensure_table` does."""
     with catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
@@ -110,7 +121,7 @@ def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) ->
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
-    """Create the namespace and the table, and return the table, which another process may have created meanwhile."""
+    """Create the namespace and the table. Returns the table, also if another process has created it in the meantime."""
     refuse_unreadable(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
@@ -157,6 +168,7 @@ def _check_format_version(table: Table) -> None:
 
 
 def _check_folders(table: Table) -> None:
+    """Raise SchemaIncompatible if frazil cannot use a folder of the table."""
     folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDERS}}
     for name, folder in folders.items():
         if problem := path_problem(folder):
@@ -164,17 +176,20 @@ def _check_folders(table: Table) -> None:
 
 
 def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    """Warn if the table's layout differs from the declared one, which only applies to new tables."""
+    """Warn if the table's layout differs from the declared layout, which applies only to new tables."""
     layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
     for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
         if wanted and wanted != layout[word]:
             logger.warning(
-                "stream %s declares the %s [%s], but table %s has [%s]: the table keeps its own",
+                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
+                "declaration, or write to a new table",
                 stream, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
             )  # fmt: skip
 
 
 def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema) -> dict[str, list[str]]:
+    """Return the fields of the partitioning and of the sort order as text."""
+
     def term(field: PartitionField | SortField) -> str:
         return f"{field.transform}({schema.find_column_name(field.source_id)})"
 
@@ -183,7 +198,7 @@ def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema)
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """Return the stream's current table; None if it does not exist. Creates nothing, not even a catalog."""
+    """Load the stream's table; None if it does not exist. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with catalog_errors(catalog.name):
         try:

@@ -1,7 +1,7 @@
 """Defines all metrics, and stores their values in one process.
 
-Prometheus names are derived from OpenTelemetry names by OpenTelemetry's specification, so that a collector exports the
-same names as our own endpoint.
+Prometheus names are derived from the OpenTelemetry names as OpenTelemetry's specification defines. So frazil's own
+endpoint and a collector export the same names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 STREAM = ("stream", "table")
+"""The labels of a metric about a stream."""
 PARTITION = (*STREAM, "topic", "partition")
 _UNITS = {"s": "seconds", "By": "bytes"}
 BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -38,7 +39,7 @@ class Metric:
     """One sentence that says what the metric measures."""
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False
-    """Whether the metric has one series per topic partition. Such a metric is published only on request."""
+    """Whether the metric has one series per topic-partition. It is then published only on request."""
 
     @property
     def prometheus(self) -> str:
@@ -126,7 +127,7 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class HistogramValues:
-    """A histogram of seconds."""
+    """The values of one series of a histogram, in seconds."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     """Number of observations per bucket; the last bucket has no upper bound."""
@@ -138,7 +139,9 @@ class MetricValues:
     """The metric values of this process. Thread-safe."""
 
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
+    """The values of counters and gauges, by metric and labels."""
     times: dict[Metric, dict[Labels, HistogramValues]] = field(default_factory=lambda: {m: {} for m in METRICS})
+    """The values of histograms, by metric and labels."""
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
     """Functions called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -161,7 +164,7 @@ class MetricValues:
             observer(metric, labels, seconds)
 
     def forget(self, metric: Metric, labels: Labels) -> None:
-        """Remove all series of a metric whose label values begin with `labels`."""
+        """Remove the series of a metric whose label values begin with `labels`."""
         with self._lock:
             for series in [series for series in self.values[metric] if series[: len(labels)] == labels]:
                 del self.values[metric][series]

@@ -21,11 +21,11 @@ from frazil import __version__
 from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
-"""Maximum time in seconds for which an ending process waits until the last values are sent."""
+"""Maximum seconds for which an ending process waits until the last values are sent."""
 
 
 class Otlp:
-    """Exports the metric values until `close` is called."""
+    """Exports the metric values to a collector until `close` is called."""
 
     def __init__(self, meters: MetricValues, *, instance: str, reader: MetricReader | None = None) -> None:
         """Start the export. `instance` becomes `service.instance.id`, which distinguishes processes."""

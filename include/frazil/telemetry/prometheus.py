@@ -21,7 +21,7 @@ REQUEST_TIMEOUT_S = 10.0
 
 
 def exposition(meters: MetricValues) -> str:
-    """Return all metrics that have series, in Prometheus' text format."""
+    """Return the metrics that have series, in Prometheus' text format."""
     lines: list[str] = []
     for metric in METRICS:
         if samples := [*_samples(meters, metric)]:

@@ -8,11 +8,11 @@ from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
 GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
-"""Metrics whose series are removed when the writer ends."""
+"""Gauges whose series are removed when the writer ends."""
 
 
 class StreamMetrics:
-    """Event sink that updates a stream's metrics. `partitions` enables the metrics per topic partition."""
+    """Event sink that updates a stream's metrics. `partitions` enables the metrics per topic-partition."""
 
     def __init__(  # noqa: PLR0913 - the facts about a stream before its first event
         self, meters: m.MetricValues, *, stream: str, table: str, interval_s: float, partitions: bool, now_s: float
@@ -31,12 +31,13 @@ class StreamMetrics:
             meters.set(gauge, self._labels, 0)
 
     def ended(self) -> None:
-        """Remove the writer's gauges. Counters stay, because a later writer in this process may continue them."""
+        """Remove the writer's gauges. Counters are kept, because a later writer in this process may continue them."""
         self._meters.set(m.WRITER_RUNNING, self._labels, 0)
         for gauge in GAUGES:
             self._meters.forget(gauge, self._labels)
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
+        """Update the metrics with an event."""
         add, set_, labels = self._meters.add, self._meters.set, self._labels
         match event.what:
             case events.PhaseBegan() if self._in_outage:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Telemetry:
-    """Context manager that publishes the metrics of one process. Without settings it does nothing."""
+    """Context manager that publishes the metrics of one process. Without settings, it does nothing."""
 
     def __init__(self, settings: Settings | None = None, *, application: str = "") -> None:
         """Prepare publishing. Nothing is published before `__enter__`.
@@ -53,7 +53,9 @@ class Telemetry:
 
     @contextmanager
     def sinks(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield the sink for a stream's events; no sink if nothing is published. End its metrics afterwards."""
+        """Yield the sink for a stream's events, or no sink if nothing is published. Remove the stream's gauges
+        afterwards.
+        """
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return
@@ -102,14 +104,14 @@ LISTEN = "FRAZIL_METRICS_LISTEN"
 PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
 
 LISTEN_DEFAULT = "127.0.0.1:9464-9563"
-"""OpenTelemetry's port for Prometheus, and the next 99. Each writer application on a host takes the next free port."""
+"""OpenTelemetry's port for Prometheus, and the next 99. Each writer application on a host uses the first free port."""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _EXPORTERS = ("prometheus", "otlp")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of published metrics, from the environment."""
+    """Settings of the published metrics, from environment variables."""
 
     prometheus: bool = False
     otlp: bool = False

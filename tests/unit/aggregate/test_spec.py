@@ -43,7 +43,7 @@ def test_the_demos_aggregation_is_valid() -> None:
         (SALES.replace("event-time: at", ""), "event-time: is missing"),
         (SALES.replace("shop.sales_per_day", "sales"), "target: 'sales' is not a table identifier; write namespace."),
         (SALES.replace("shop.sales_per_day", "shop.sales"), "source and target are the same table"),
-        (SALES + "name: other", "name: is not a key of an aggregation"),
+        (SALES + "name: other", "name: is not allowed, because an aggregation is named after its file"),
         (SALES.replace("SELECT count(*) AS sales FROM source_day", "''"), "sql: '' is empty"),
         ("source: {", "line 2, column 1: "),
     ],

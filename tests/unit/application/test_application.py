@@ -364,7 +364,7 @@ def test_streams_that_need_another_process_than_the_others_are_refused(shared: S
     shared.declare("small", application="other")
     with pytest.raises(SpecError) as refused:
         load_streams(shared.streams)
-    assert "b.yaml: resources.spark.spark.x: '2', and the stream in" in str(refused.value)
+    assert "b.yaml: resources.spark.spark.x: '2', but the stream in" in str(refused.value)
     assert "a.yaml: application: 'small' is the name of the stream in" in str(refused.value)
 
 

@@ -37,7 +37,7 @@ def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPat
         backfill.publish()
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
         staging.stage(backfill, None)  # type: ignore[arg-type] - it gets no further
-    backfill_of(live).check_wanted()  # the command given again
+    backfill_of(live).check_run_not_abandoned()  # the command given again
 
 
 @pytest.mark.parametrize("met", [FileNotFoundError("part-0.parquet"), FrazilError("a file lacks rows")])

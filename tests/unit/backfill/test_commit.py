@@ -352,7 +352,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     record = BackfillRecord(committer.backfill, {})
     with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)
-    with pytest.raises(StaleBatch, match="was moved back to before"):
+    with pytest.raises(StaleBatch, match="was reset to before"):
         committer.publish(record, audited_at=head_of(live.load().metadata).snapshot_id)
     live.run(live.begin(), {0: (0, 110), 1: (0, 110)})
     with pytest.raises(StaleBatch, match="was reset"):

@@ -15,7 +15,7 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
     nothing = PartitionAudit("orders", 0, None, 0, 0, 0, 0, None, 0)
     _show(Audit("orders", partitions=(nothing,), findings=(), batches=0), with_source=False)
     said = capsys.readouterr().out
-    assert "Stream orders has committed nothing yet. `frazil status orders` shows what waits." in said
+    assert "Stream orders has committed nothing yet. `frazil status orders` shows why." in said
     assert "not asked" not in said
 
 
@@ -29,9 +29,7 @@ def test_gaps_that_kafka_was_not_requested_are_said(capsys: pytest.CaptureFixtur
 
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     _show(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
-    assert capsys.readouterr().out == (
-        "Stream orders has committed nothing yet. `frazil status orders` shows what waits.\n"
-    )
+    assert capsys.readouterr().out == ("Stream orders has committed nothing yet. `frazil status orders` shows why.\n")
 
 
 def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:

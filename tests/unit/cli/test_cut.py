@@ -356,4 +356,4 @@ def test_tables_of_a_route_that_is_no_longer_declared_are_named_as_missing(
     (folder / "shop.yaml").write_text(yaml.safe_dump({k: v for k, v in declared.items() if k != "route"}))
     done = call("shop")
     assert done.exit_code == 0
-    assert "stream shop had a route: the tables that it made are not part of this cut" in done.stderr
+    assert "stream shop no longer has a route: its former tables are not in this cut" in done.stderr

@@ -82,7 +82,7 @@ def test_dead_letters_are_counted_shown_and_discarded_once(streams: Path) -> Non
     call(streams, *because, code=2)
     assert call(streams, *because, "--yes") == "2 dead letters of stream made discarded.\n"
     none = "no dead letters are left that match.\n"
-    assert call(streams, *because, "--yes") == f"Stream made: nothing to discard, for {none}"
+    assert call(streams, *because, "--yes") == f"Stream made: nothing to discard, because {none}"
     found = json.loads(call(streams, "list", "made", "--all", "--json"))
     assert [(c["reason"], c["dead-letters"], c["discarded"]) for c in found] == [("NotJson", 2, 2), ("WrongType", 1, 0)]
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
@@ -131,7 +131,7 @@ def test_dead_letters_from_before_there_were_headers_are_shown_after_their_table
 
 
 def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
-    assert "no dead letters of nope; existing reasons: NotJson, WrongType." in call(
+    assert "no dead letters with the reason nope; existing reasons: NotJson, WrongType." in call(
         streams, "show", "made", "--reason", "nope"
     )
 
@@ -152,7 +152,7 @@ def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed
             with handle.refresh().transaction() as change:
                 change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
         reported = (
-            "A replay of stream made (of NotJson) runs, or was interrupted: `frazil dlq replay made` finishes it."
+            "A replay of stream made (of NotJson) is running, or was interrupted: `frazil dlq replay made` finishes it."
         )
         assert (reported in call(streams, "list", "made")) == is_shown
 
@@ -172,13 +172,13 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
     assert "1 dead letter of stream made cannot be replayed: the record itself was not stored" in said
     assert "3 dead letters of stream made would be decoded again. Which of them would land is unknown: " in said
     said = call(streams, "replay", "made", "--reason", "Omitted")
-    assert said.endswith("Stream made: nothing to replay, for all dead letters that match are left out.\n")
+    assert said.endswith("Stream made: nothing to replay, because all dead letters that match are left out.\n")
     for words in (("--reason", "Other"), ("--reason", "Other", "--dry-run")):
         said = call(streams, "replay", "made", *words)
-        assert said.endswith("Stream made: nothing to replay, for no dead letters are left that match.\n")
+        assert said.endswith("Stream made: nothing to replay, because no dead letters are left that match.\n")
     call(streams, "discard", "made", "--because", "a test", "--yes")
     said = call(streams, "replay", "made")
-    assert said == "Stream made: nothing to replay, for no dead letters are left.\n"
+    assert said == "Stream made: nothing to replay, because no dead letters are left.\n"
 
 
 def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
@@ -190,7 +190,7 @@ def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_wri
     assert said.startswith(f"{left}1 dead letter of stream made would be decoded again. 0 would land, and 1 would fail")
     ahead = ("replay", "made", "--reason", "WrongType")
     one_left = "1 dead letter of stream made is left out: the stream's writer will read its record again.\n"
-    none = "Stream made: nothing to replay, for all dead letters that match are left out.\n"
+    none = "Stream made: nothing to replay, because all dead letters that match are left out.\n"
     assert call(streams, *ahead) == one_left + none
     assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
 

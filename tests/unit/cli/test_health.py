@@ -101,7 +101,7 @@ def test_what_is_beyond_a_threshold_is_a_sentence_and_no_error(made: MadeStream,
 def test_an_unknown_table_is_an_error_that_names_the_known_ones(made: MadeStream, tmp_path: Path):  # noqa: ARG001
     done = call(tmp_path, "demo.mad")
     assert isinstance(done.exception, SpecError)
-    assert "maintained are: demo.made, demo.made_dead_letters, frazil.signals" in str(done.exception)
+    assert "Maintained tables: demo.made, demo.made_dead_letters, frazil.signals" in str(done.exception)
 
 
 def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(

@@ -95,7 +95,7 @@ def test_tokens_have_their_texts(streams: Path) -> None:
     declared = find_stream(streams, "made").sensitive
     assert declared is not None
     assert declared.secret is not None
-    token = Sealer.of(declared.secret, os.environ).token("4711")
+    token = Sealer.of(declared.secret, os.environ).tokenize("4711")
     assert reported(streams, "reveal", "made", token) == {"stream": "made", "texts": {token: "4711"}}
 
 

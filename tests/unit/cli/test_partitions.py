@@ -68,8 +68,8 @@ def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeS
     assert (said["signalled-from"], said["signalled-to"]) == ("2013-12-30T00:00:00Z", "2013-12-31T00:00:00Z")
     assert (len(said["signals"]), said["signals"][3]["rows"], said["held"]) == (24, 1, [])
     assert said["waits-for"] == (
-        "2013-12-31T00 is not complete: events of 2013-12-31T01:00:00Z must arrive; the newest of "
-        "made, made-0 are of 2013-12-31T00:00:00Z"
+        "2013-12-31T00 is not complete: events from 2013-12-31T01:00:00Z or later must arrive; the newest of "
+        "made, made-0 are from 2013-12-31T00:00:00Z"
     )
     assert said["streams"] == [
         {"stream": "made", "watermark": "2013-12-31T00:00:00Z", "lateness": "0s", "held-back-by": "made-0"}
@@ -102,14 +102,14 @@ def test_a_held_window_is_shown_and_released_with_a_reason(made: MadeStream, tmp
 
 
 def test_a_table_that_no_stream_feeds_is_named_with_those_that_are_fed(tmp_path: Path, made: MadeStream) -> None:  # noqa: ARG001
-    with pytest.raises(SpecError, match=r"feeds the table 'demo.flight'; known tables: demo.made"):
+    with pytest.raises(SpecError, match=r"writes to the table 'demo.flight'; known tables: demo.made"):
         call(tmp_path, "demo.flight")
     assert call(tmp_path, "demo.made", "--send-again", "2013").exit_code == 2
 
 
 def test_a_stream_s_name_shows_its_table_and_says_so(made: MadeStream, tmp_path: Path) -> None:
     done = call(tmp_path, made.spec.name, "--json")
-    assert done.stderr == "made is a stream of the table demo.made, which is shown\n"
+    assert done.stderr == "made is a stream; showing its table demo.made\n"
     assert json.loads(done.stdout) == found(tmp_path)
-    with pytest.raises(SpecError, match=r"no stream in .* feeds the table 'mad'"):
+    with pytest.raises(SpecError, match=r"no stream in .* writes to the table 'mad'"):
         call(tmp_path, "mad")

@@ -226,7 +226,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert list(catalog.load_table("shop.raw_a").properties) == []
     audited = call(tmp_path, "audit", "shop")
-    assert "another table has this name: the table has no column kafka_topic" in audited.output
+    assert "another table has this name: it does not have kafka_topic" in audited.output
     assert made.begin_route("a").refused.keys() == {"a"}
     assert made.followers is not None
     assert made.followers.waiting == {}
@@ -387,7 +387,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     assert "discard the rows that wait for it: `frazil route shop --give-up shop.orders`" in behind["reason"]
     done = call(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
     assert "Rows that never reach shop.orders: 4." in done.stdout
-    assert "The route no longer has shop.orders" in done.stdout
+    assert "The route no longer includes shop.orders" in done.stdout
     assert given_up_again(tmp_path, "shop.orders") == "No row of a batch waits for shop.orders: nothing is given up.\n"
     assert reported(tmp_path, "route", "shop")["behind"] == []
     assert not load_catalog(None).table_exists("shop.orders")
@@ -420,7 +420,7 @@ def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made:
     load_catalog(None).drop_table(hashed)
     forget_member(made.tables, hashed)
     done = call(tmp_path, "route", "shop", "--give-up", hashed, "--yes")
-    assert "it is not known for which records it was created" in str(done.exception)
+    assert "the route value for which it was created is unknown" in str(done.exception)
     assert done.stdout == ""
 
 
@@ -464,7 +464,7 @@ def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: st
     assert str(done.exception) == f"table {table} is not in the route of 'shop'; no table is missing rows"
     load_catalog(None).drop_table("shop.orders")
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
-    assert str(done.exception).endswith("; those that are missing rows, or were dropped: shop.orders")
+    assert str(done.exception).endswith("; tables that are missing rows, or were dropped: shop.orders")
 
 
 def test_a_stream_without_a_route_is_reported_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001

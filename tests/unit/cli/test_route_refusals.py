@@ -35,5 +35,5 @@ def test_windows_of_a_routed_table_that_are_not_signalled_are_reported_with_what
     done = CliRunner().invoke(frazil, ["partitions", "shop.orders", "--streams", str(folder)])
     assert isinstance(done.exception, SpecError)
     assert str(done.exception) == (
-        "no window of shop.orders is ever complete: name it in route.complete of stream 'shop'"
+        "no window of shop.orders is ever complete: add it to route.complete of stream 'shop'"
     )

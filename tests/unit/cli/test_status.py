@@ -452,7 +452,7 @@ def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path,
         (changed,) = status(streams)["streams"]
     assert (same["notices"], changed["problems"]) == ([], [])
     (note,) = changed["notices"]
-    assert "started with another declaration than the file has now" in note
+    assert "started with an older declaration than the file's current one" in note
     assert how in note
 
 
@@ -501,7 +501,7 @@ def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
 
 
 def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
-    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "excludes --json")):
+    for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "combined with --json")):
         result = CliRunner().invoke(frazil, ["status", "--streams", str(streams), *options])
         assert result.exit_code == 2
         assert reason in result.output

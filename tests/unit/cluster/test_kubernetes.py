@@ -130,7 +130,7 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
     ("answer", "says"),
     [
         (failure(401, "Unauthorized"), "rejects frazil's token: it has expired, or belongs to another cluster"),
-        (failure(403, "Forbidden"), "the Role of frazil's service account needs the verb get for pods"),
+        (failure(403, "Forbidden"), "add the verb get for pods to the Role of frazil's service account"),
         (failure(400, "bad"), "the Kubernetes API answered 400: bad"),
         (failure(429, "slow down"), "answered 429"),
         (failure(500, "etcd"), "answered 500"),

@@ -160,7 +160,9 @@ def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them
     with monkeypatch.context() as patch:
         patch.setattr(routes, "_commit_to_table", _fails(ORDERS))
         for _ in range(2):
-            with pytest.raises(CommitUnavailable, match=r"1 row waits for table shop.orders: .* the catalog says no"):
+            with pytest.raises(
+                CommitUnavailable, match=r"table shop.orders does not have 1 row yet: .* the catalog says no"
+            ):
                 replay(open_stream(made.spec), Selection())
             assert (made.rows(), made.dead_letters()) == ({HOME: 2, RAW_A: 3, NEW: 1}, len(KINDS))
             check_audit(made)
@@ -203,7 +205,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
     )
     finished, nothing = call("dlq", "replay", "shop").stdout.splitlines()
     assert finished.endswith("Stream shop: 4 dead letters are rows now; 2 failed again.")
-    assert nothing == "Stream shop: nothing else to replay, for no dead letters are left."
+    assert nothing == "Stream shop: nothing else to replay, because no dead letters are left."
     assert (made.rows()[ORDERS], made.dead_letters()) == (1, 2)
     assert made.tables.dead_letters.refresh().scan("discarded_at is not null").count() == 2, "the replay kept the marks"
     assert json.loads(call("route", "shop", "--json").stdout)["behind"] == []

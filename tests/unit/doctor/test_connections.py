@@ -188,8 +188,8 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
     assert away.state is State.WRONG
-    assert away.fix == "start the registry, let this host reach it, or correct its url and credentials"
-    assert no_catalog.fix == "start catalog and storage, let this host reach them, or correct .pyiceberg.yaml"
+    assert away.fix == "start the registry, make it reachable from this host, or correct its url and credentials"
+    assert no_catalog.fix == "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml"
 
 
 def connections_of(file: Path) -> list[Finding]:

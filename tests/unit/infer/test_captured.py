@@ -71,7 +71,7 @@ def test_events_are_ordered_where_their_source_has_a_log_that_tells_it(
 ) -> None:
     text, spec = proposed(changes(**source))
     assert spec.order_by == order_by
-    assert ("No event has a position" in text) == (order_by is None)
+    assert ("Not all events have a position" in text) == (order_by is None)
 
 
 def test_without_keys_of_records_the_key_is_called_a_guess() -> None:

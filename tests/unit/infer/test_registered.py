@@ -108,10 +108,10 @@ def test_avro_columns_are_those_of_the_newest_version_and_of_the_ids_that_were_s
         "tags": "map<string, int>",
     }
     assert (spec.units, spec.event_time.column) == ({"ended_ms": "ms"}, "at")
-    assert "# either: no column of one type can hold what the schemas allow" in text
+    assert "# either: no column type can store all values that the schemas allow" in text
     assert "tip: float    # in 1 of 2 schemas" in text
-    assert "columns are those of 2 schemas (AVRO) of t-value and of the sample's ids" in text
-    assert "The registry does not have these ids of the sample: 9" in text
+    assert "columns come from 2 schemas (AVRO): those of t-value and of the sample's ids" in text
+    assert "The registry does not have these schema ids of the sample: 9" in text
     assert "1 of these 11 would be dead letters: UnknownSchema 1" in text
 
 
@@ -173,14 +173,14 @@ def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeR
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
     assert types(spec) == {"a": "int not null"}
-    with pytest.raises(SpecError, match=r"schema id \(7\).*Give it by --registry"):
+    with pytest.raises(SpecError, match=r"schema id \(7\).*Set it with --registry"):
         proposed(server, sample(*[framed(7, b"\x02\x04")] * 10))
 
 
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"schema": '"string"'}, "the registry's schema is not a record, but string"),
+        ({"schema": '"string"'}, "the registry's schema is string, but must be a record"),
         ({"schema": "{"}, "is not a valid Avro schema"),
         ({"schema": "[", "schemaType": "JSON"}, "several types for t: AVRO, JSON"),
         ({"schema": "", "schemaType": "PROTOBUF"}, "several types for t: AVRO, PROTOBUF"),
@@ -282,5 +282,5 @@ def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tm
     else:
         (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
     said = str(CliRunner().invoke(frazil, requested).exception)
-    assert "bootstrap-servers: has '@', as in credentials next to a host" in said
+    assert "bootstrap-servers: has '@', which suggests credentials next to a host" in said
     assert "hunter2" not in said

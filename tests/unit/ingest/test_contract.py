@@ -43,5 +43,7 @@ def test_a_file_of_rows_is_written_as_earlier_versions_wrote_it() -> None:
 def test_a_file_of_another_content_is_not_taken_for_rows() -> None:
     deletes = through_json(replace(STAGED, content="deletes"))  # type: ignore[arg-type]  # a later version's
     assert deletes["content"] == "deletes"
-    with pytest.raises(ValueError, match=r"part-0.parquet holds 'deletes', which this version of frazil cannot commit"):
+    with pytest.raises(
+        ValueError, match=r"part-0.parquet has the content 'deletes', which this version of frazil cannot commit"
+    ):
         StagedFile.from_json(deletes)

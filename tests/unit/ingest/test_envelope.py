@@ -168,7 +168,7 @@ def test_an_update_that_changes_its_key_needs_each_value() -> None:
         (ROW, "NotAnEnvelope", "op: missing"),
         (event("x", after=ROW), "NotAnEnvelope", "op: 'x': c, u, r, d, t or m is needed"),
         (event("c"), "MissingRequired", "after: required, and missing or null"),
-        (event("d"), "MissingRequired", "before: required, and missing or null; let the source's table have a replica"),
+        (event("d"), "MissingRequired", "before: required, and missing or null; give the source's table a replica"),
         (event("u", after={**ROW, "id": None}), "MissingRequired", "after.id: required, and missing or null"),
         (event("d", before={"name": "x"}), "MissingRequired", "before.id: required, and missing or null"),
         (event("u", after={**ROW, "price": "dear"}), "TypeMismatch", "after.price: "),

@@ -469,7 +469,7 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
         (
             KafkaError._AUTO_OFFSET_RESET,
             OffsetGap,
-            r"a[0]: offset 1 (of the range 0 to 9) is not in Kafka: it has 7 to 9",
+            r"a[0]: offset 1 (of the range 0 to 9) is not in Kafka: Kafka has 7 to 9",
         ),
         (KafkaError._LOG_TRUNCATION, OffsetGap, "offset 1"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "Kafka refuses access to a[0]: error 29"),
@@ -524,7 +524,7 @@ def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_broker
 def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: pytest.LogCaptureFixture) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], throttle_ms=40_000)
     assert "no record arrived for 200 s" in text
-    assert "the brokers are silent; a quota of the brokers delays each fetch by 40 s. Raise the quota" in text
+    assert "the brokers do not answer; a quota of the brokers delays each fetch by 40 s. Raise the quota" in text
     assert [record.getMessage() for record in caplog.records] == ["a: a quota of the brokers delays each fetch by 40 s"]
 
 
@@ -582,7 +582,7 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unfit() -> None:
-        raise LibraryUnusable("a message is not laid out as expected")
+        raise LibraryUnusable("the fields of a message do not have the expected values")
 
     monkeypatch.setattr(readers, "librdkafka", unfit)
     readers._slow_reader_reason.cache_clear()
@@ -590,9 +590,10 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
     for _ in range(2):
         with readers.kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
             assert isinstance(reader, MessageReader)
-    assert [r.getMessage().endswith("librdkafka: a message is not laid out as expected") for r in caplog.records] == [
-        True
-    ]
+    assert [
+        r.getMessage().endswith("librdkafka: the fields of a message do not have the expected values")
+        for r in caplog.records
+    ] == [True]
     readers._slow_reader_reason.cache_clear()
 
 

@@ -171,8 +171,8 @@ def test_what_is_wrong_with_a_line_is_reported() -> None:
     errors = {r.index: (r.error_class, r.error) for r in TEXTS(Chunk.of_values(lines)).rejections}
     assert errors == {
         0: ("WrongFieldCount", "the line has 2 fields, but 3 are declared: c1, c2, c3"),
-        1: ("InvalidCsv", 'a field begins with ", and has no " at its end'),
-        2: ("InvalidCsv", 'something follows a closing "; within a quoted field, write it twice'),
+        1: ("InvalidCsv", 'a field begins with ", but does not end with "'),
+        2: ("InvalidCsv", 'text follows a closing "; within a quoted field, write " twice'),
         3: ("InvalidCsv", "the value has several lines: write a record for each"),
         4: ("Tombstone", "the message has no value"),
         5: ("InvalidUtf8", "the value is not UTF-8 (byte 4)"),

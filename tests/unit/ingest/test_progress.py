@@ -32,7 +32,7 @@ HOUR_US = 3_600_000_000
 def counted(*chunks: list[tuple[int, int | None, int]]) -> ProgressCounter:
     counter = ProgressCounter(RANGES, max_future_us=MAX_FUTURE_US, window_us=HOUR_US)
     for chunk in chunks:
-        counter.landed(
+        counter.count_rows(
             np.array([r for r, _, _ in chunk], np.int32),
             pa.array([t for _, t, _ in chunk], pa.int64()),
             timestamps_ms=np.array([ms for _, _, ms in chunk], np.int64),
@@ -70,7 +70,7 @@ def test_windows_that_lie_far_apart_are_counted_as_well():
 
 def test_nothing_is_counted_by_window_where_no_window_is_ever_complete():
     counter = ProgressCounter(RANGES, max_future_us=MAX_FUTURE_US, window_us=None)
-    counter.landed(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
+    counter.count_rows(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
     assert not counter.windows
 
 

@@ -164,7 +164,7 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
         ('import "nowhere.proto"; message R {}', "imports nowhere.proto"),
         ("message R { Nothing x = 1; }", "Nothing"),
         ("message R { int32 a = 1; int32 b = 1; }", "."),
-        ("message R {} message Q {}", "name one of them"),
+        ("message R {} message Q {}", "set source.format.message to one of them"),
         ("AAAA", "."),
         ("message R { " * 100, "nested too deep"),
     ],

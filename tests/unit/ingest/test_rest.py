@@ -203,11 +203,11 @@ def test_protobuf_keeps_the_fields_without_a_column_that_have_a_value() -> None:
     [
         ({"rest": "y"}, "rest: 'y' is not a column of the schema"),
         ({"rest": "x"}, "rest: 'x' is a column of type int; make it string"),
-        ({"rest": "s"}, "rest: 's' is not null, and a record may have no other fields"),
+        ({"rest": "s"}, "rest: 's' is declared not null, but a record may have no other fields"),
         ({"rest": "j"}, "schema.j.as: 'json' cannot be used for the column of rest"),
-        ({"rest": "r", "form": "csv"}, "rest: 'r' needs records whose fields have names, and source.format is csv"),
-        ({"rest": "r", "source": {"key": {"column": "r"}}}, "rest: 'r' is filled by a key or a header already"),
-        ({"rest": "r", "sensitive": {"fields": {"r": "mask"}}}, "rest: 'r' is a sensitive field"),
+        ({"rest": "r", "form": "csv"}, "rest: 'r' needs records whose fields have names, but source.format is csv"),
+        ({"rest": "r", "source": {"key": {"column": "r"}}}, "rest: 'r' is already filled by a key or header"),
+        ({"rest": "r", "sensitive": {"fields": {"r": "mask"}}}, "rest: 'r' is listed in sensitive.fields"),
     ],
 )
 def test_what_cannot_be_a_column_of_the_rest_is_refused(more: dict[str, Any], message: str) -> None:

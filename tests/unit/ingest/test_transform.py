@@ -175,11 +175,11 @@ def test_clauses_that_read_several_records_and_other_statements_are_refused(sql:
 
 
 def test_columns_and_types_that_differ_from_the_schema_are_refused_with_both() -> None:
-    assert "column a is int in the SELECT, and long in schema" in refusal("SELECT n::INTEGER AS a FROM records")
+    assert "column a is int in the SELECT, but long in schema" in refusal("SELECT n::INTEGER AS a FROM records")
     said = refusal("SELECT n AS b FROM records")
-    assert "does not make the column a of schema" in said
+    assert "does not compute the column a of schema" in said
     assert "the column b of the SELECT is not a column of schema (long)" in said
-    assert "in the SELECT, and list<int> in schema" in refusal(
+    assert "in the SELECT, but list<int> in schema" in refusal(
         "SELECT tags AS a FROM records", schema={"a": "list<int>"}
     )
     assert "Binder Error" in refusal("SELECT n + txt AS a FROM records")
@@ -359,7 +359,7 @@ class Reader:
 def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageResult:
     monkeypatch.setattr(opened, "kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, len(values)),))
-    context = StageContext.from_named(context_of(spec, str(folder)).named())
+    context = StageContext.from_dict(context_of(spec, str(folder)).to_dict())
     return stage(context, task, attempt=0, on_progress=lambda _: None)
 
 

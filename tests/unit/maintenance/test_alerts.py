@@ -202,7 +202,7 @@ def test_delete_files_of_merges_are_an_alert_only_beyond_one_for_a_data_file_and
     of_merges = health(delete_files=200, merged=True)
     assert beyond(of_merges) == {}
     assert set(beyond(health(delete_files=201, merged=True))) == {"delete-files"}
-    assert "another engine does" in beyond(health(delete_files=200))["delete-files"]
+    assert "another engine wrote them" in beyond(health(delete_files=200))["delete-files"]
     assert beyond(health(rows=70, deleted_rows=30)) == {}
     said = beyond(health(rows=69, deleted_rows=31))["deleted-rows"]
     assert said.startswith("31 rows in data files of demo.t (31.0 %) are deleted")

@@ -115,7 +115,7 @@ def test_the_bytes_of_a_run_are_within_the_budget_but_for_one_partition_or_file_
 @given(partitions(), settings)
 def test_complete_partitions_come_first_and_then_the_most_files_for_a_byte(found, wanted):
     made = plan(*found, settings=wanted)
-    order = [(not is_complete(r.partition, 100), -benefit(r)) for r in made.rewrites if not r.in_part]
+    order = [(not is_complete(r.partition, 100), -benefit(r)) for r in made.rewrites if not r.is_partial]
     assert order == sorted(order)
 
 
@@ -190,7 +190,7 @@ def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
         return _without_due(partition, rewrite.files)
     if not rewrite.small:
         return _without_due(partition, partition.deletes.due_files)
-    if not rewrite.in_part:
+    if not rewrite.is_partial:
         return rewritten(partition, shrinks_to=1)
     rest = rewrite.bytes % TARGET
     small = partition.small_files - rewrite.files + (0 < rest < 750)
@@ -241,7 +241,7 @@ def test_files_that_would_not_be_halved_are_left():
 
 def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_not_worth_it():
     (one,) = plan(of(small=3, due=(1, 1)), settings=SETTINGS).rewrites
-    assert (one.files, one.bytes, one.small, one.deleted_percent, one.in_part) == (2, 1_010, False, 20, False)
+    assert (one.files, one.bytes, one.small, one.deleted_percent, one.is_partial) == (2, 1_010, False, 20, False)
     assert one.reason == "20 % or more of the rows of 2 files are deleted"
     (both,) = plan(of(small=10, due=(1, 1)), settings=SETTINGS).rewrites
     assert (both.files, both.bytes, both.small, both.deleted_percent) == (11, 1_100, True, 20)
@@ -251,7 +251,7 @@ def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_n
 def test_of_many_such_files_as_many_are_taken_as_the_budget_allows_and_one_at_least():
     found = of(small=0, due=(2, 0))
     (part,) = plan(found, settings=Compaction(budget=1_500)).rewrites
-    assert (part.files, part.bytes, part.in_part, part.largest_bytes) == (1, 1_000, True, 1_000)
+    assert (part.files, part.bytes, part.is_partial, part.largest_bytes) == (1, 1_000, True, 1_000)
     (alone,) = plan(found, settings=Compaction(budget=10)).rewrites
     assert (alone.files, alone.bytes) == (1, 1_000)
 
@@ -283,11 +283,11 @@ def test_shared_delete_files_without_any_data_file_are_no_reason_for_a_rewrite()
 def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtakes_it():
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
-    assert [(r.partition.path, r.files, r.in_part) for r in made.rewrites] == [("day=1", 100, True)]
+    assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
     assert [(left.partition.path, left.why) for left in made.left] == [("day=2", LeftReason.BUDGET)]
     assert (
         made.sentence
-        == "100 files of 10,000 bytes in 1 partition become 90 files fewer; partitions left: 1 for beyond the budget"
+        == "a rewrite of 100 files of 10,000 bytes in 1 partition removes 90 files; partitions left: 1 (beyond the budget)"
     )
 
 

@@ -156,7 +156,7 @@ def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
     assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
-    assert made.kept == {1_003: "the audit of its hour needs it for what was backfilled or skipped"}
+    assert made.kept == {1_003: "the audit of its hour needs its numbers of backfilled or skipped records"}
 
 
 def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
@@ -195,7 +195,7 @@ def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_
 def test_snapshots_that_recent_signals_name_are_kept():
     made = plan(metadata(line(20)), signalled=frozenset({1_007, 1_018, 4711}))
     assert gone(made) == [n for n in range(1, 13) if n != 7]
-    assert made.kept == {1_007: "a signal names it"}
+    assert made.kept == {1_007: "a signal refers to it"}
 
 
 def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belong_to():
@@ -229,7 +229,7 @@ def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belo
     )
     made = plan(found)
     assert gone(made) == [1, 2, *range(5, 25)]
-    assert made.kept[1_004] == "a snapshot of main that is kept belongs to it"
+    assert made.kept[1_004] == "a kept snapshot of main refers to it"
 
 
 def test_a_branch_of_other_people_loses_nothing_of_its_own_and_of_main_what_its_settings_do_not_keep():

@@ -520,7 +520,7 @@ def test_a_table_inside_that_the_catalog_does_not_know_is_refused(world: World):
     make_table(world, "inner", f"file://{world.root}/inner")
     world.catalog.drop_table("demo.inner")
     world.age()
-    assert "another table lies inside" in refused(world)
+    assert "another table's files are in this table's folder" in refused(world)
 
 
 @pytest.mark.parametrize("whose", ["data", "metadata"])

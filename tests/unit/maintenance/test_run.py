@@ -71,7 +71,7 @@ def no_session() -> Any:
 
 
 class _InPart:
-    in_part, applies_deletes, busy = True, False, False
+    is_partial, applies_deletes, busy = True, False, False
 
 
 def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(made: MadeStream) -> None:

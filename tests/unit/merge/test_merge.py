@@ -295,7 +295,7 @@ def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Pa
     pq.write_table(pq.read_table(file.path), file.path, row_group_size=100)
     reader = Reader(load_file_io({}, location=str(tmp_path)), {})
     (staged,) = table.stage([{"id": n, "part": "a", "version": 2} for n in wanted])
-    changes = reader.read_all(staged.path, Schema.model_validate_json(table.changes.schema_json))
+    changes = reader.read_rows(staged.path, Schema.model_validate_json(table.changes.schema_json))
     index = KeyIndex(find_newest_changes(changes, table.rules, {}), KEY)
     reader.rows_read = 0
     (found,) = locate_rows(reader, (file,), index, SCHEMA.select(*KEY))

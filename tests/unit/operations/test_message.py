@@ -85,7 +85,7 @@ def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands
     assert over.key == fired.key
     assert over.title == "frazil: over: freshness, stream rides of city.rides"
     assert over.text.endswith("\n\n1 alerts are active.")
-    assert "stood since: 2033-05-18" in over.text
+    assert "was active since: 2033-05-18" in over.text
     assert reported(alert(), is_over=True, standing=0).text.endswith("No alert is active.")
     assert fired.key != reported(alert("freshness:taxis", "city.taxis")).key, "another alert is another incident"
 

@@ -112,8 +112,8 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
     [
         ((401, {"error_code": 401}), "refuses the credentials"),
         ((403, b"no"), "refuses the credentials"),
-        ((404, b"<html>"), "responds with status 404, but not like a schema registry"),
-        ((404, {"error_code": 404}), "responds with status 404, but not like a schema registry"),
+        ((404, b"<html>"), "responds with status 404, but the response is not that of a schema registry"),
+        ((404, {"error_code": 404}), "responds with status 404, but the response is not that of a schema registry"),
         ((200, b"<html>"), "responds with status 200, but not like a schema registry"),
         ((200, {"schema": 5}), "responds with status 200, but not like a schema registry"),
         ((200, b"[" * 100_000), "responds with status 200, but not like a schema registry"),
@@ -159,7 +159,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
         server.answers[path] = [(200, {"schema": str(i), "references": [reference] if i < 5 else []})]
     clock = iter(float(i) for i in itertools.count())  # a second passes with each look at it
     found = opened(server.url, timeout_s=2)
-    said = "did not return all references of a schema within 10 s; the next attempt continues from there"
+    said = "did not return all references of a schema within 10 s; the next attempt fetches only the others"
     with mock.patch.object(client, "time", mock.Mock(monotonic=lambda: next(clock), sleep=time.sleep)):
         with pytest.raises(RegistryUnavailable, match=said):
             found.get(1)

@@ -129,13 +129,13 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "delimiter",
         {"source": source(format={"type": "csv", "delimiter": "::"})},
-        "'::' is not an ASCII character other than",
+        "'::' is not allowed; write one ASCII character",
     ),
     ("quote", {"source": source(format={"type": "csv", "quote": ","})}, "the same character as delimiter and as quote"),
     (
         "no schema",
         {"source": source(format="avro")},
-        "source.format: needs one of registry, schema-file",
+        "source.format: needs exactly one of registry, schema-file",
     ),
     ("password", avro(username="x", password="hunter2"), "source.format.registry.password: is a secret"),
     ("token", avro(token="hunter2"), "source.format.registry.token: is a secret"),
@@ -151,11 +151,11 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
         {"source": source(format="csv"), "schema": {"at": "timestamptz", "l": "list<int>"}, "event_time": "at"},
         "schema.l: 'list<int>' cannot be read from one field of a line",
     ),
-    ("one column", {"source": source(format="string")}, "'string' fills one column, but these"),
+    ("one column", {"source": source(format="string")}, "'string' fills exactly one column, but these"),
     (
         "text",
         {"source": source(format="string"), "schema": {"v": "binary"}, "event_time": "kafka_timestamp"},
-        "schema.v: is of type binary, and source.format: string fills a column of type string",
+        "schema.v: is of type binary, but source.format: string needs a column of type string",
     ),
     ("key", {"source": source(key={"column": "carier"})}, "source.key.column: 'carier' is not a column"),
     (
@@ -166,7 +166,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "two fillers",
         {"source": source(key={"column": "carrier"}, headers=[{"name": "x", "column": "carrier"}])},
-        "source.headers.0.column: 'carrier' is filled by source.key.column already",
+        "source.headers.0.column: 'carrier' is already filled by source.key.column",
     ),
     (
         "unit",

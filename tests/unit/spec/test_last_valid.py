@@ -208,4 +208,4 @@ def test_a_home_that_cannot_be_written_changes_nothing_for_valid_files(
     (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)
     (frazil_home / "declared").write_text("a file is in the way")
     assert all(one.spec and not one.problem for one in check(folder).values())
-    assert "cannot be remembered" in caplog.text
+    assert "cannot be recorded" in caplog.text

@@ -131,7 +131,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "master",
         {"resources": {"master": "yarn-client"}},
-        ["resources.master: 'yarn-client' is not yarn; HADOOP_CONF_DIR"],
+        ["resources.master: 'yarn-client' is not yarn; write yarn, and set HADOOP_CONF_DIR"],
     ),
     (
         "no image",
@@ -146,7 +146,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "cluster mode of no cluster",
         {"resources": {"deploy-mode": "cluster"}},
-        ["resources.deploy-mode: 'cluster' needs a cluster: let resources.master name one"],
+        ["resources.deploy-mode: 'cluster' needs a cluster; set resources.master to one"],
     ),
     (
         "cluster mode of an application",
@@ -163,14 +163,17 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
                 "spark": {"spark.kubernetes.container.image": "frazil:1"},
             }
         },
-        ["resources.package: 'frazil-package.tar.gz' does not reach a driver's pod: install frazil in its image"],
+        [
+            "resources.package: 'frazil-package.tar.gz' cannot be used for a driver in a pod; install frazil in its "
+            "image"
+        ],
     ),
     (
         "no master",
         {"resources": {"master": "here:7077"}},
         ["'here:7077' is not a master; write local[*] for this host"],
     ),
-    ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; resources.cores sets"]),
+    ("cores of a host", {"resources": {"master": "local[4]"}}, ["is not local[*]; write local[*], and set"]),
     (
         "executors",
         {"resources": {"master": "spark://a:7077,b:7077", "cores": 3, "executor-cores": 2}},
@@ -179,7 +182,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "cluster behind frazil's back",
         {"resources": {"spark": {"spark.master": "spark://a:7077"}}},
-        ["resources.spark.spark.master: 'spark://a:7077' names a cluster, which only resources.master may name"],
+        ["resources.spark.spark.master: 'spark://a:7077' is a cluster; write it in resources.master instead"],
     ),
     (
         "master twice",
@@ -219,7 +222,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["commit.align: 'watermark' needs partition-by hour(departed), so that each file belongs to one hour"],
     ),
     (
-        "nothing to stretch",
+        "so that commits can be stretched",
         {"commit": {"throttle": "stretch", "interval": "10m"}},
         ["commit.max-interval: '10m' is not above commit.interval, 10m"],
     ),
@@ -232,7 +235,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "partition name",
         {"schema": {"t": "timestamptz", "t_day": "int"}, "event_time": "t", "partition_by": ["day(t)"]},
-        ["t_day, which is a column"],
+        ["t_day, which is also a column"],
     ),
     ("sort source", {"sort_by": ["delai desc"]}, ["sort-by.0", "did you mean delay?"]),
     ("twice by case", {"schema": {"departed": "timestamptz", "A": "int", "a": "int"}}, ["schema.a", "'A' again"]),
@@ -271,7 +274,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "neither topics",
         {"source": {"bootstrap-servers": "a:1"}},
-        ["source.topics: is missing; or declare a source.topic"],
+        ["source.topics: is missing; declare topics, or source.topic"],
     ),
     (
         "topics twice",
@@ -298,7 +301,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "group id",
         {"source": {"bootstrap-servers": "a:1", "topics": "x", "properties": {"group.id": "g"}}},
-        ["source.properties.group.id: 'g' is set by frazil", "offsets live in the table"],
+        ["source.properties.group.id: 'g' is set by frazil", "the table stores the offsets"],
     ),
     (
         "reference",
@@ -325,7 +328,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
     (
         "server's port",
         {"source": {"bootstrap-servers": "a:1, broker", "topics": "x"}},
-        ["source.bootstrap-servers: names 'broker' without its port"],
+        ["source.bootstrap-servers: names 'broker' without a port"],
     ),
     (
         "Java's property",
@@ -545,11 +548,11 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("a:\n  b: [c\nd: e\n", "line 3, .*close the bracket that begins in line 2"),
         ("a:\n  b: c\n d: e\n", "line 3, .*indent it like its neighbouring keys, which begin in line 1"),
         ("a:b\nc: d\n", "line 2, .*a space after the colon in the line above"),
-        ("a:\N{NO-BREAK SPACE}b\nc: d\n", "line 2, .*a plain space for the character U.00A0"),
+        ("a:\N{NO-BREAK SPACE}b\nc: d\n", "line 2, .*replace the character U.00A0 with a plain space"),
         ("a: b\n\N{NO-BREAK SPACE} c: d\n'': e\n", r"'\\xa0 c': is an unknown key(.|\n)*: '': is an unknown key"),
         ("a: !env B\n", "line 1, .*quote a value that begins with !"),
         ("a: *\n", r"line 1, .*quote a value that begins with \*"),
-        ("a: b\n---\na: b\n", "line 2, .*declare one stream in each file"),
+        ("a: b\n---\na: b\n", "line 2, .*declare one stream per file"),
     ],
 )
 def test_what_is_not_yaml_is_reported_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
@@ -678,20 +681,20 @@ def test_streams_that_get_in_each_others_way_are_refused(declare: Declare, tmp_p
 @pytest.mark.parametrize(
     ("changes", "answer"),
     [
-        ({}, r"2\.yaml: source\.topics: flights: read into demo\.flights by the stream in .*1\.yaml too"),
+        ({}, r"2\.yaml: source\.topics: flights: also read into demo\.flights by the stream in .*1\.yaml, so"),
         (
             {"schema": {"carrier": "string not null", "departed": "timestamptz not null", "delay": "long"}},
-            r"2\.yaml: schema\.delay: long, and the stream in .*1\.yaml, .* has: int; declare the same",
+            r"2\.yaml: schema\.delay: long, but the stream in .*1\.yaml, .* has: int; declare the same",
         ),
         (
             {"schema": {"carrier": "string not null", "departed": "timestamptz not null", "gate": "int not null"}},
-            r"2\.yaml: schema\.gate: int not null, and the stream in .* has: no such column",
+            r"2\.yaml: schema\.gate: int not null, but the stream in .* has: no such column",
         ),
         (
             {"evolution": "full"},
-            r"2\.yaml: evolution: full, and the stream in .* has: off; .* declare it for both or for neither",
+            r"2\.yaml: evolution: full, but the stream in .* has: off; .* Declare full for both or neither",
         ),
-        ({"complete": "day"}, r"2\.yaml: complete: day, and the stream in .* has: none; declare the same"),
+        ({"complete": "day"}, r"2\.yaml: complete: day, but the stream in .* has: none; declare the same"),
     ],
 )
 def test_streams_of_one_table_that_do_not_agree_are_refused(
@@ -707,12 +710,20 @@ def test_streams_of_one_table_that_do_not_agree_are_refused(
 @pytest.mark.parametrize(
     ("first", "second", "answer"),
     [
-        ({"topics": ["flights", "gates"]}, {"topic-pattern": "fl.*"}, r"2\.yaml: source\.topics: flights: read into"),
-        ({"topic-pattern": "fl.*"}, {"topics": ["gates", "flights"]}, r"2\.yaml: source\.topics: flights: read into"),
+        (
+            {"topics": ["flights", "gates"]},
+            {"topic-pattern": "fl.*"},
+            r"2\.yaml: source\.topics: flights: also read into",
+        ),
+        (
+            {"topic-pattern": "fl.*"},
+            {"topics": ["gates", "flights"]},
+            r"2\.yaml: source\.topics: flights: also read into",
+        ),
         (
             {"topic-pattern": "fl.*"},
             {"topic-pattern": r"g\..*"},
-            r"2\.yaml: source\.topic-pattern: 'g\\\.\.\*': .* has 'fl\.\*'; a topic may come that matches both",
+            r"2\.yaml: source\.topic-pattern: 'g\\\.\.\*': .* has 'fl\.\*'; the records of a topic that matches both",
         ),
     ],
 )
@@ -908,7 +919,7 @@ def test_the_name_of_an_application_for_that_of_a_stream_is_answered_with_its_st
     declare(application="small")
     declare("b.yaml", name="b", application="small")
     declare("broken.yaml", name="broken", lateness="x")
-    with pytest.raises(SpecError, match=r"'small' is an application that streams share; .* streams: b, flights$"):
+    with pytest.raises(SpecError, match=r"'small' is an application, not a stream; .* streams: b, flights$"):
         find_stream(tmp_path, "small")
 
 

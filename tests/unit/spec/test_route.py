@@ -21,20 +21,23 @@ Declare = Callable[..., Path]
     ("route", "message"),
     [
         ({"by": "field", "tables": {"a": "n.a"}}, "is missing the name of the field; add name"),
-        ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which by: topic does not use"),
+        ({"by": "topic", "name": "x", "tables": {"a": "n.a"}}, "has a name, which is not used with by: topic"),
         ({"by": "header", "name": "x"}, "has neither tables nor a template"),
         (
             {"by": "header", "name": "x", "tables": {"a": "n.a"}, "limit": 3},
-            "has allow or limit, which only a template",
+            "has allow or limit, which are only used with a template",
         ),
         ({"by": "header", "name": "x", "tables": {"a": "a"}}, "'a' for 'a', which is not an identifier"),
-        ({"by": "header", "name": "x", "template": "n.a"}, "is not like namespace.{value}"),
-        ({"by": "header", "name": "x", "template": "{value}.a"}, "is not like namespace.{value}"),
+        ({"by": "header", "name": "x", "template": "n.a"}, "is not a template; write namespace.{value}"),
+        ({"by": "header", "name": "x", "template": "{value}.a"}, "is not a template; write namespace.{value}"),
         (
             {"by": "field", "name": "carier", "template": "n.{value}"},
             "route.name: 'carier' is not a column of the schema",
         ),
-        ({"by": "field", "name": "departed", "template": "n.{value}"}, "is a column of type timestamptz; a table is"),
+        (
+            {"by": "field", "name": "departed", "template": "n.{value}"},
+            "is a column of type timestamptz; a route needs",
+        ),
         ({"by": "topic", "tables": {"flight": "n.a"}}, "'flight' is not a topic of the stream"),
         ({"by": "header", "name": "x", "tables": {"a": "demo.flights"}}, "is the stream's own table"),
         (
@@ -77,7 +80,10 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
     ("more", "message"),
     [
         ({"mode": "upsert", "key": ["departed"]}, "route.name: 'carrier' is not in the key"),
-        ({"distribution": "hash"}, "distribution: 'hash' gives writers shares by the default table's recent batches"),
+        (
+            {"distribution": "hash"},
+            "distribution: 'hash' divides rows by the sizes of the default table's recent batches",
+        ),
         (
             {"source": {"topics": "x", "bootstrap-servers": "a:1", "format": {"type": "json", "lines": True}}},
             "source.format.lines: 'true' could send rows of one record to several tables",
@@ -104,14 +110,16 @@ def test_streams_that_share_a_routed_table_declare_full_evolution_both_or_neithe
         source = {"topics": f"t{number}", "format": "json", "bootstrap-servers": "a:1"}
         path = f"{number}.yaml"
         declare(path, name=f"s{number}", table=table, source=source, schema=schema, route=route, evolution=evolution)
-    with pytest.raises(SpecError, match=r"2\.yaml: evolution: full, and .*1\.yaml, which feeds demo\.a too, has: add"):
+    with pytest.raises(
+        SpecError, match=r"2\.yaml: evolution: full, but .*1\.yaml, which also writes to demo\.a, has: add"
+    ):
         load_streams(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("atomic", "route", "message"),
     [
-        (["demo.a"], None, "commit.atomic: 'demo.a' lists tables, and the stream names none in route.tables"),
+        (["demo.a"], None, "commit.atomic: 'demo.a' lists tables, but route.tables has none"),
         ([], {"a": "demo.a"}, "commit.atomic: '' lists tables"),
         (["demo.b"], {"a": "demo.a"}, "commit.atomic: 'demo.b' is neither a table of the stream nor in route.tables"),
     ],

@@ -31,18 +31,18 @@ HOME = "struct<street: string, city: string>"
     [
         ({"fields": {}}, "sensitive.fields: is empty"),
         ({"fields": {"carier": "mask"}}, "sensitive.fields.carier: 'mask' is not a column of the schema; did you mean"),
-        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' needs a string, and the column is int"),
+        ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' needs a string, but the column is int"),
         ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' needs a string, and the column is struct"),
         ({"fields": {"home.zip": "mask"}}, "sensitive.fields.home.zip: 'mask' is not a column of the schema"),
         (
             {"fields": {"home.street": "drop"}},
-            "sensitive.fields.home.street: 'drop' is a column of the schema; take it out",
+            "sensitive.fields.home.street: 'drop' cannot be used for a column of the schema",
         ),
         ({"fields": {"carrier": "hash"}}, "sensitive.secret: is missing: hash, tokenize and encrypted"),
         ({"fields": {"carrier": "mask"}, "dead-letters": "encrypt"}, "sensitive.secret: is missing"),
         (
             {"fields": {"carrier": "hash"}, "secret": "plain words"},
-            "sensitive.secret: is a secret, which the file must",
+            "sensitive.secret: is a secret, which must not be in the file",
         ),
         ({"fields": {"carrier": "hash"}, "secret": "${vault:x}"}, "sensitive.secret: has ${vault:x}"),
         ({"fields": {"carrier": {"as": "hash", "keep-last": 4}}}, "has keep-last, which hash does not use"),
@@ -51,7 +51,7 @@ HOME = "struct<street: string, city: string>"
         ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' is a column of the schema"),
         (
             {"fields": {"carrier.code": "drop"}},
-            "carrier.code: 'drop' is within a column that is not a struct",
+            "carrier.code: 'drop' cannot be used within a column that is not a struct",
         ),
     ],
 )
@@ -107,7 +107,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
 
 def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
     path = declare(sensitive={"fields": {"carrier": "tokenize"}, "secret": "${env:TEST_SECRET}"})
-    tokens = [Sealer(SECRET).token(text) for text in ("AA", "Ü")]
+    tokens = [Sealer(SECRET).tokenize(text) for text in ("AA", "Ü")]
     name = load_stream(path).name
 
     def call(*arguments: str, secret: str = SECRET, lines: str = "") -> Any:

@@ -60,10 +60,10 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("declared", "key", "said"),
     [
-        ({}, "key", "is missing: mode: upsert needs the columns"),
+        ({}, "key", "is missing; mode: upsert needs the columns"),
         ({"key": ["idd"]}, "key.0", "is not a column of the schema; did you mean id?"),
-        ({"key": ["price"]}, "key.0", "is a column of type double, whose values do not tell rows apart"),
-        ({"key": ["tags"]}, "key.0", "whose values do not tell rows apart"),
+        ({"key": ["price"]}, "key.0", "is a column of type double, which cannot identify rows"),
+        ({"key": ["tags"]}, "key.0", "which cannot identify rows"),
         ({"key": ["note"]}, "key.0", "may be null; declare the column `not null`"),
         ({"key": ["id", "id"]}, "key.1", "is named twice"),
         ({"key": "ref", "sensitive": {"fields": {"ref": "mask"}}}, "key.0", "is masked"),
@@ -81,7 +81,7 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
         (
             {"key": "id", "delete": "tombstones", "source": {**ORDERS["source"], "format": "csv"}},
             "delete.tombstones",
-            "needs the key of records",
+            "needs the keys of records",
         ),
         ({"key": "id", "distribution": "hash"}, "distribution", "has no effect"),
         (
@@ -126,7 +126,7 @@ def enveloped(mode: str = "upsert", **more: object) -> dict[str, str]:
 def test_an_envelope_is_for_an_upsert() -> None:
     assert enveloped(key="id") == {}
     assert "add mode: upsert and a key" in enveloped("append")["source.format.envelope"]
-    assert "part of the events" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
+    assert "mark deletes themselves" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
     assert enveloped(key="id", evolution="additive") == enveloped(key="id", evolution="full") == {}
 
 
@@ -135,7 +135,7 @@ def test_an_envelope_is_for_an_upsert() -> None:
     [
         ({"noe": "source.lsn"}, "did you mean note?"),
         ({"id": "source.lsn"}, "is a key column"),
-        ({"at": "position"}, "is a string, and the column is timestamptz"),
+        ({"at": "position"}, "is a string, but the column is timestamptz"),
         ({"note": "after.note"}, "is not a field of an envelope; it begins with source"),
         ({"note": "source."}, "is not a field of an envelope"),
     ],

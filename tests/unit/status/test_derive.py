@@ -46,7 +46,7 @@ def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
 @pytest.mark.parametrize(
     ("state", "observed", "words"),
     [
-        (State.STARTING, never(), "none has been launched before"),
+        (State.STARTING, never(), "none was launched before"),
         (State.STARTING, alive(None, launch=launch(launched_at_ms=NOW - 1_000)), "no heartbeat yet"),
         (State.RUNNING, alive(well()), "lag 10 records"),
         (State.RUNNING, alive(well(), state=ProcessState.FOREGROUND, desired=PAUSED), "in the foreground"),
@@ -118,7 +118,7 @@ def test_a_stream_is_well_as_soon_as_the_service_answers_although_no_record_come
 def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
     found = shown(never(), problem="SpecError: no such connection")
     assert found.state is State.STOPPED
-    assert found.sentence == "start fails, and is tried again: SpecError: no such connection"
+    assert found.sentence == "start failed and will be retried: SpecError: no such connection"
 
 
 def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_reported() -> None:

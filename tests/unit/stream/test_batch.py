@@ -73,9 +73,11 @@ def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
     assert isinstance(first, NoticeGiven)
     assert isinstance(second, NoticeGiven)
     assert first.sentence.startswith(
-        "2 records have no field of any column of a.b: their fields are 'payload', 'schema'"
+        "2 records have no field that matches a column of a.b: their fields are 'payload', 'schema'"
     )
-    assert second.sentence.startswith("3 records have no field of any column of a.b: their fields are 'payload', 'sch")
+    assert second.sentence.startswith(
+        "3 records have no field that matches a column of a.b: their fields are 'payload', 'sch"
+    )
     assert second.replaces == first.sentence
 
 

@@ -56,7 +56,7 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
         "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
         "(dead-letters.circuit). In the previous batch, the share was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong: `frazil resume "
-        "rides --accept` writes its records until now as dead letters; `frazil reset rides --to latest` "
+        "rides --accept` stores its records up to now as dead letters; `frazil reset rides --to latest` "
         "skips the records that Kafka has now. "
         "First at t[0]@0, t[1]@1, t[2]@2, t[3]@3, t[4]@4 and in 2 more partitions. "
         "t[1]@6 MissingField: no id at 6 | t[0]@5 NotJson: it is no object | t[1]@7 MissingField: no id at 7"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.stream.distribution import (
-    BEGIN,
-    END,
+    MIN_RATIO_TO_BEGIN,
+    MIN_RATIO_TO_CONTINUE,
     MAX_PREDICTED,
     SLIVER,
     Distribution,
@@ -97,13 +97,13 @@ def test_nothing_is_shuffled_where_that_saves_no_file(known: dict[str, Any], rea
 def test_many_small_files_are_a_reason_to_shuffle() -> None:
     found = decided(MANY)
     assert found.shuffled
-    assert found.reason == "100 live partitions: about 400 files a batch without a shuffle, and 100 with one"
+    assert found.reason == "100 live partitions: about 400 files per batch without a shuffle, 100 with one"
     assert (found.partitions, found.files_alone, found.files_shuffled) == (100, 400, 100)
 
 
 def test_large_files_are_none() -> None:
     big = Recent(0).after(wrote({str(i): 40 * FILE for i in range(100)}, tasks=4), partitions=None)
-    assert decided(big).reason.endswith("4000 with one: too few are saved for what a shuffle costs")
+    assert decided(big).reason.endswith("4000 with one: a shuffle would save too few files")
 
 
 def test_nor_are_a_few_files() -> None:
@@ -121,11 +121,11 @@ def between(files_alone: float) -> Recent:
 
 
 def test_a_decision_stays_while_the_numbers_are_between_the_bounds() -> None:
-    middle = between((BEGIN + END) / 2 * 100)
+    middle = between((MIN_RATIO_TO_BEGIN + MIN_RATIO_TO_CONTINUE) / 2 * 100)
     begun = decided(MANY)
     assert not decided(middle).shuffled
     assert decided(middle, before=begun).shuffled
-    assert not decided(between(END * 100 - 1), before=begun).shuffled
+    assert not decided(between(MIN_RATIO_TO_CONTINUE * 100 - 1), before=begun).shuffled
 
 
 def test_a_shuffled_batch_says_how_many_files_it_would_have_had() -> None:

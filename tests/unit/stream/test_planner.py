@@ -348,7 +348,7 @@ def test_a_topic_made_again_is_reported_with_the_records_of_the_old_one_that_wer
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
-    with pytest.raises(TopicRecreated, match=r"positions\. 200 records that Kafka had before had not been read$"):
+    with pytest.raises(TopicRecreated, match=r"positions\. 200 records that Kafka had before were not read$"):
         world.after(15)
 
 
@@ -370,7 +370,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
     world.kafka.gone = {"t"}
-    with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before had not been read$"):
+    with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before were not read$"):
         world.after(UNREACHABLE_S + 5)
     assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
@@ -636,19 +636,19 @@ class StandInWhole:
     """Transactions of the source end at these offsets."""
 
     def __init__(self, *ends: int) -> None:
-        self.ends, self.at, self.stuck, self.heard = ends, 0, False, 0
+        self.ends, self.at, self.is_stuck, self.heard = ends, 0, False, 0
         self.waits_for = "transaction 5 of the source has not ended"
 
     @property
     def last(self) -> LastTransaction:
         return LastTransaction("4", f"{self.at:020}")
 
-    def listen(self) -> None:
+    def read_transaction_ends(self) -> None:
         self.heard += 1
 
-    def follow(self, _, start, end):
+    def find_readable_end(self, _, start, end):
         self.at = max([start, *(e for e in self.ends if e <= min(end, start + 1000))])
-        self.stuck = self.at < end <= start + 1000
+        self.is_stuck = self.at < end <= start + 1000
         return self.at if end <= start + 1000 else end
 
 
@@ -695,7 +695,7 @@ def test_brokers_that_fall_silent_within_a_check_let_no_batch_cut_a_transaction(
 
 def test_whole_transactions_of_several_partitions_are_refused(world: World):
     world.planner.whole = StandInWhole()  # type: ignore[assignment]
-    with pytest.raises(SpecError, match="needs a topic of one partition"):
+    with pytest.raises(SpecError, match="needs a topic with one partition"):
         world.after(1)
 
 

@@ -97,7 +97,7 @@ def test_declared_tables_are_made_with_a_marker_and_folders_of_their_own() -> No
     context = shop.context(routed)
     assert context.targets["shop.a"].folder == f"{table.location()}/data/shop/00000001/00000001"
     assert context.targets["shop.a"].schema_json == context.main.schema_json
-    assert StageContext.from_named(context.named()) == context
+    assert StageContext.from_dict(context.to_dict()) == context
 
 
 def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> None:
@@ -125,7 +125,7 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
     monkeypatch.setattr("frazil.commit.sweep.batch_folders", refused)
     followers = Followers.load(shop.tables, shop.home())
     assert StreamRoute.begin(shop.spec, shop.tables, shop.home(), followers, lambda _: None) is not None
-    assert "cannot delete files of failed batches of table shop.a, the next start retries" in caplog.text
+    assert "cannot delete files of failed batches of table shop.a; the next start tries again" in caplog.text
 
 
 def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit_to_a_dropped_table_failed() -> None:

@@ -79,7 +79,7 @@ def changed(cls: Any, *, without: str = "", **added: Any) -> Any:
     kept = [(f.name, f.type, f) for f in dataclasses.fields(cls) if f.name != without]
     more = [(name, Any, dataclasses.field(default=value)) for name, value in added.items()]
     made = dataclasses.make_dataclass(cls.__name__, [*kept, *more], frozen=True, slots=True, bases=())
-    made.named, made.from_named = cls.named, classmethod(cls.from_named.__func__)  # type: ignore[attr-defined]
+    made.to_dict, made.from_dict = cls.to_dict, classmethod(cls.from_dict.__func__)  # type: ignore[attr-defined]
     return made
 
 

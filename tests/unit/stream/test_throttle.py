@@ -27,7 +27,7 @@ from frazil.stream.plan import read_rates
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import Limits
-from frazil.stream.throttle import BEGIN, END, Bounds, Measure, Throttle, throttle
+from frazil.stream.throttle import BEGIN_PRESSURE, END_PRESSURE, Bounds, Measure, Throttle, throttle
 from frazil.supervise.decision import Policy
 from tests.made_batches import MadeStream
 
@@ -158,7 +158,7 @@ def test_a_warning_is_said_where_a_stretch_would_be(counts: list[int]):
 @given(COUNTS)
 def test_it_begins_only_far_above_what_is_kept_and_ends_near_it(counts: list[int]):
     for count, (before, now) in zip(counts[1:], pairwise(after(counts)), strict=True):
-        assert count > 500 * (END if before.reason else BEGIN) or not now.reason
+        assert count > 500 * (END_PRESSURE if before.reason else BEGIN_PRESSURE) or not now.reason
 
 
 @given(COUNTS)

@@ -65,8 +65,8 @@ class Reader:
         self.whole = WholeTransactions(topics, "shop.transaction", max_records, lambda: self.now)
 
     def readable(self) -> int:
-        self.whole.listen()
-        return self.whole.follow(TP, self.start, len(self.topics.log))
+        self.whole.read_transaction_ends()
+        return self.whole.find_readable_end(TP, self.start, len(self.topics.log))
 
     def settled(self) -> int:
         """After as many looks as it takes."""
@@ -90,10 +90,10 @@ def test_a_transaction_is_read_once_its_end_is_known(topics: StandInTopics) -> N
     topics.write("a", 1, 2)
     assert reader.whole.at == 0
     assert reader.settled() == 0
-    assert reader.whole.stuck
+    assert reader.whole.is_stuck
     topics.end("a", 2)
     assert reader.settled() == 2
-    assert not reader.whole.stuck
+    assert not reader.whole.is_stuck
     assert topics.since == {5_000}
 
 
@@ -290,7 +290,7 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
         b"nonsense",
     )
     both = ("public.orders", "shop.public.orders")
-    assert decoder.events(events) == [
+    assert decoder.read_transactions(events) == [
         Said("571", 2, f"{24:020}@{7:013}", both),
         Said(),
         Said("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, f"b.1/{4:020}/{0:020}", ("shop.orders",)),
@@ -304,7 +304,7 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
         {"status": "END", "id": "571:53195899", "ts_ms": 1, "event_count": 3, "data_collections": each},
         {"status": "END", "id": "572:53195899", "ts_ms": 1, "event_count": 0, "data_collections": []},
     )
-    assert decoder.ends(ends) == [Ended("571", {"public.orders": 2, "public.x": 1})]
+    assert decoder.read_ends(ends) == [Ended("571", {"public.orders": 2, "public.x": 1})]
 
 
 STREAM: dict[str, Any] = {
@@ -328,7 +328,7 @@ STREAM: dict[str, Any] = {
     [
         ({"order-by": None}, "needs order-by"),
         ({"topics": ["a", "b"]}, "needs exactly one topic of events"),
-        ({"topics": ["shop.transaction"]}, "is the topic of events itself"),
+        ({"topics": ["shop.transaction"]}, "is the topic of the events"),
         ({"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": []}'}, "needs a registry"),
     ],
 )
@@ -358,8 +358,8 @@ def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
         )
     )
     each = [{"data_collection": "shop.orders", "event_count": 1}]
-    ends = decoder.ends(chunk(*({"status": "END", "id": one, "data_collections": each} for one in ids)))
-    said = decoder.events(events)
+    ends = decoder.read_ends(chunk(*({"status": "END", "id": one, "data_collections": each} for one in ids)))
+    said = decoder.read_transactions(events)
     assert [one.transaction for one in said] == [end.transaction for end in ends]
     assert len({one.transaction for one in said}) == 3
     assert max(len(one.transaction) for one in said) == MAX_ID_CHARACTERS
@@ -379,6 +379,6 @@ def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -
 def test_a_record_that_cannot_be_read_among_the_ends_is_counted_and_hides_no_other() -> None:
     decoder = TransactionDecoder(JsonFormat(type="json"))
     end = {"status": "END", "id": "571", "data_collections": [{"data_collection": "a.b", "event_count": 2}, None]}
-    found = decoder.ends(Chunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
+    found = decoder.read_ends(Chunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
     assert found == [Ended("571", {"a.b": 2})]
     assert decoder.unreadable == 1

@@ -95,7 +95,7 @@ def test_columns_whose_names_were_exchanged_are_both_reported() -> None:
     steps = [AB, schema((1, "t", TEXT), (2, "b", TEXT)), schema((1, "t", TEXT), (2, "a", TEXT))]
     said = reported(AB, *steps, schema((1, "b", TEXT), (2, "a", TEXT)))
     assert said.keys() == {"a", "b"}
-    assert said["a"].startswith("is another column than before: the earlier column was renamed to b in the table")
+    assert said["a"].startswith("is not the same column as before: the earlier column was renamed to b in the table")
     assert "frazil.accepted-schema to 0" in said["a"]
 
 

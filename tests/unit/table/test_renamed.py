@@ -67,7 +67,7 @@ def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
 
 def test_two_columns_do_not_get_one_name():
     assert find_problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
-        "C is given to two columns"
+        "C is the new name of two columns"
     ]
 
 

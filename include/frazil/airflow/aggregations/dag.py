@@ -64,11 +64,12 @@ def reconcile_dag_id(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Aggregation:
-    """A declared aggregation with the grain of its source's windows, or with the problem of its declaration."""
+    """A declared aggregation, the grain of its source's windows, and the problem of its declaration, if any."""
 
     name: str
     folder: str
     spec: AggregationSpec | None = None
+    """The current or last valid declaration; None if there is none that can be used."""
     grain: Grain = Grain.DAY
     problem: str | None = None
 
@@ -105,7 +106,9 @@ def daily_dags(
 
 
 def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregation]:
-    """Replace aggregations with the same target by their problem: each would overwrite the other's days."""
+    """Return the aggregations. Those that share a target get a problem instead of a spec: each would overwrite the
+    others' days.
+    """
     targets = Counter(one.spec.target for one in declared if one.spec)
 
     def refuse_shared(one: _Aggregation) -> _Aggregation:
@@ -118,6 +121,7 @@ def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregatio
 
 
 def _read_aggregation(file: Found[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path) -> _Aggregation:
+    """Return an aggregation from its file, with the grain of its source's windows, or with its problem."""
     # A file's odd name must not break the other files' DAGs.
     found = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
@@ -171,7 +175,7 @@ def _reopened_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFail
             assets=reopened_asset(spec.source),
             default_partition_mapper=StartOfDayMapper(input_format=found.grain.key_format),
         ),
-        **_profile(f"Daily again, reopened: {found.name}", found, on_failure, retries=RETRIES),
+        **_profile(f"Daily, reopened days: {found.name}", found, on_failure, retries=RETRIES),
     ) as dag:
         task(outlets=[again_asset(found.name)])(again)(found.name, found.folder)
     return dag
@@ -184,7 +188,7 @@ def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFai
         description=f"Requests complete days of {daily_dag_id(found.name)} that were not aggregated",
         schedule=interval(RECONCILED_VARIABLE, RECONCILED_EVERY),
         max_active_runs=1,
-        **_profile(f"Daily again, missed: {found.name}", found, on_failure),
+        **_profile(f"Daily, missed days: {found.name}", found, on_failure),
     ) as dag:
         requested = task(inlets=[asset, partition_asset(spec.source)], outlets=[asset])
         requested(ask_for_late_days)(found.name, found.folder)
@@ -192,13 +196,14 @@ def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFai
 
 
 def _profile(display_name: str, found: _Aggregation, on_failure: OnFailure | None, **defaults: Any) -> dict[str, Any]:
+    """Return the arguments that each of an aggregation's DAGs has."""
     tables = [found.spec.source, found.spec.target] if found.spec else []
     marks = ["broken"] if found.problem else []
     return dag_profile(display_name, purpose="daily", tables=tables, marks=marks, on_failure=on_failure, **defaults)
 
 
 def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
-    """Run a day when all of its windows are complete, or when the day is requested again."""
+    """Return the timetable: a day runs when all of its windows are complete, or when it is requested again."""
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
     return PartitionedAssetTimetable(
         assets=partition_asset(spec.source) | again_asset(spec.name),
@@ -208,9 +213,10 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the source's snapshot for the run's day from the day's signals. Return its id and revisions.
+    """Return the id of the source's snapshot to aggregate for the run's day, and the revisions of the day's windows.
 
-    Skip the day if a quality gate holds one of its windows, or if an event started the run without need.
+    The day's signals determine both. Skips the task if a quality gate holds one of the day's windows, or if an event
+    started a run that is not needed.
     """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
@@ -226,7 +232,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
 
 
 def _check_needed(day: _SignalledDay) -> None:
-    """Raise AirflowSkipException if an event started the run, and the day is incomplete or already aggregated.
+    """Raise AirflowSkipException if an event started the run, but the day is incomplete or already aggregated.
 
     Runs that a user starts or clears are never skipped.
     """
@@ -246,9 +252,9 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Succeed, which sends an event with the run's day as its partition key.
+    """Send an event with the run's day as its partition key, which the task does by succeeding.
 
-    Skip the task if the day's first run is still to come.
+    Skips the task if the day's first run is still to come.
     """
     from frazil.aggregate.day_input import is_complete
 
@@ -259,7 +265,7 @@ def again(name: str, aggregations: str) -> None:
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
-    """Send an event for each late day that has no run."""
+    """Send an event for each day that should have been aggregated by now and has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile
 
     with fail_on_user_errors():

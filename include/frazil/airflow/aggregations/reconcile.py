@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST = "frazil.first-day"
-"""Key in Airflow's store of the asset: the first day that is reconciled. Earlier days run on request only."""
+"""The key of the first day that is reconciled, in Airflow's store of the asset. Earlier days run on request only."""
 REQUESTED = "asked for"
-"""Replaces a run's state in `Runs`: an event of the asset requested the day."""
+"""Stands in `Runs` in place of a run's state: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
-"""A mapping from partition keys to pairs of a run's state and start time, or of REQUESTED and its time, in
-milliseconds since 1970.
+"""The runs of each day, by partition key: pairs of a run's state and start time, or of REQUESTED and the time of the
+request. Times are in milliseconds since 1970.
 """
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
+"""Maximum difference between the clocks of writers and of Airflow. Events are read from this much earlier."""
 REQUESTED_DAYS = "frazil.requested-days"
 """Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
 list events.
@@ -45,7 +46,10 @@ list events.
 
 
 def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> None:
-    """Send an event for each late day that has no run. Raises AirflowSkipException if no day needs an event."""
+    """Send an event for each day that should have been aggregated by now and has no run.
+
+    Raises AirflowSkipException if no day needs an event.
+    """
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
     first = first_day(store)
@@ -82,13 +86,15 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the days that no run covers and that were not requested after `requested_after_ms`. Pure."""
+    """Return the waiting days that no run and no recent request covers. Requests before `requested_after_ms` are not
+    recent. Pure.
+    """
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
         """Whether a run, or an earlier request, makes another request for the day unnecessary.
 
         An unfinished run may still aggregate the day. A run that failed after the day completed has alerted operators,
-        who clear it. A successful run does not count, because it read less than the day's last signal.
+        who clear it. A successful run does not count: the day still waits, so the run read older revisions.
         """
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:
             return True
@@ -110,15 +116,15 @@ def first_day(store: Store) -> date | None:
 
 
 def _earlier_requests(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    """Return the entries of REQUESTED_DAYS for the waiting days: the time of the last request, by day."""
+    """Return the time of the last request for each waiting day that was requested before."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
 def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: Context) -> Runs | None:
-    """Return the requests in these assets' events, and the DAG's runs that the events started.
+    """Return the DAG's runs that events of these assets started, and the days that these events requested.
 
-    None if Airflow cannot list the events.
+    Returns None if Airflow cannot list the events.
     """
     found: dict[str, list[tuple[str, int]]] = {}
     for asset in assets:

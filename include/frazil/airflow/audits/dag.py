@@ -1,11 +1,10 @@
 """The DAG `frazil_audits`, which audits the commits of all streams, by complete hours.
 
-- `audit` audits all streams in parallel, in one task. It returns the names of the streams with findings, or whose audit
-  failed. If an hour has no findings, no other task starts.
+- `audit` audits all streams in parallel, in one task. It returns the names of the streams with findings, and of those
+  whose audit failed. If an hour has no findings, no other task starts.
 - `stream` is a group of two tasks for each returned stream, because Airflow notifies and retries per task. `confirm`
   audits the stream again and sends an event of `frazil.audit.<stream>`; only a successful task can send events. It
-  fails only if the audit itself is impossible, and is retried. `report` fails with the findings, which calls the
-  notifiers.
+  fails, and is retried, only if the audit cannot run. `report` fails if there are findings, which calls the notifiers.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
 MINUTE = 15
-"""Minute of the hour at which audits run. A commit is dated at its first attempt and may land ten minutes later
-(`RetryPolicy`), after the end of its hour.
+"""Minute of the hour at which audits run. A commit has the time of its first attempt, and may land up to ten minutes
+later (`RetryPolicy`), after the end of its hour.
 """
 EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
 EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
-"""Permitted hours between runs. Each number divides 24, so that no hour of a day is left out."""
+"""Permitted intervals between runs, in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
 """Maximum number of concurrent runs, so that an audit does not wait for retries of the previous one."""
 RETRIES = 3
@@ -40,7 +39,7 @@ RETRY_DELAY = timedelta(minutes=5)
 FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
 """The keys and types of the result of `confirm`."""
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
-"""The alias for the audit assets of all streams: a task names the streams of its events only at run time."""
+"""An alias for the audit assets of all streams, because a task knows the streams of its events only at run time."""
 
 
 def audit_asset(stream: str) -> Asset:
@@ -60,7 +59,8 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
 
     :param streams: folder of the declared streams.
     :param every: interval between runs; by default FRAZIL_AUDIT_EVERY, or an hour.
-    :param on_failure: notifiers, called once for each stream whose audit finds something or is impossible.
+    :param on_failure: notifiers, called once for each stream whose audit has findings, and once for each stream whose
+        audit cannot run.
     """
     folder = Path(streams)
     found = declared_streams(folder)
@@ -101,6 +101,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
 
 
 def _hours(every: timedelta) -> int:
+    """Return the interval in hours. Raises SpecError if it is not permitted."""
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in EVERY:
         raise SpecError(
@@ -134,7 +135,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 def confirm(name: str, streams: str) -> dict[str, Any]:
     """Audit one stream, send an event if there are findings, and return the audit.
 
-    Skipped if the stream has not begun.
+    Skips the task if the stream has not committed yet.
     """
     from frazil.airflow.audits.tasks import audit_hours
 
@@ -145,7 +146,9 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
 
 
 def _audited_hours() -> dict[str, Any]:
-    """Return the run's end of the audited hours, their number, and the source option, as arguments of the audit."""
+    """Return the audit's arguments from the run: the end of the audited hours, their number, and whether to read
+    Kafka.
+    """
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
     moment = run.logical_date or run.run_after

@@ -1,4 +1,6 @@
-"""Stores each stream's last audit and uncleared audit findings in Airflow's store of the asset `frazil.health`."""
+"""Stores each stream's last audit, and findings that no later audit has cleared, in Airflow's store of the asset
+`frazil.health`.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,24 @@ from frazil.airflow.untrusted import Store, stored_mapping
 from frazil.timetext import parse_moment
 
 FINDINGS_KEY = "audits"
-"""The key in the store. No table has this name."""
+"""The store's key for findings. No table has this name; the other keys are names of tables."""
 LAST_AUDITS_KEY = "last audits"
 """The store's key for a sentence about each stream's last audit."""
 WITH_KAFKA = "source"
 """The last item of a stored finding whose audit read the records from Kafka."""
 RETENTION = timedelta(days=7)
-"""Time for which a finding is kept if no later audit clears it, for example after rows were erased on request."""
+"""Time for which a finding is kept if no later audit clears it. For example, rows that were erased on request stay
+missing.
+"""
 
 
 def audit_findings(store: Store) -> dict[str, str]:
-    """Return one sentence for each stream with uncleared findings."""
+    """Return one sentence for each stream with findings that no later audit has cleared."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
 def last_audits(store: Store) -> dict[str, str]:
-    """Return a sentence about each stream's last audit. A stream that was never audited has none."""
+    """Return a sentence about each stream's last audit. Streams that were never audited are omitted."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
 
@@ -65,6 +69,9 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _clears(found: Mapping[str, Any], kept: Sequence[str]) -> bool:
+    """Whether an audit without findings clears a kept finding: it covers the same hours and compared at least as
+    much.
+    """
     if not found["complete"] or (WITH_KAFKA in kept[3:] and not found["source"]):
         return False
     return bool(found["from"] <= kept[0] and kept[1] <= found["to"])
@@ -75,7 +82,7 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
 
 
 def _is_finding(kept: Any) -> bool:
-    """Whether a stored value has the format that `remember` writes. Other users can write to the store too."""
+    """Whether a stored value has the format that `store_audits` writes. Other users can write to the store too."""
     if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
         return False
     try:

@@ -26,13 +26,14 @@ MAX_SENTENCES = 50
 """Maximum number of findings in a result, to limit the load on Airflow's database."""
 
 AUDIT_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a stream's audit in the parallel task. After that, for example if a catalog does not respond, a
-separate task audits the stream.
+"""Time limit of a stream's audit in the parallel task. If it is exceeded, for example because a catalog does not
+respond, a separate task audits the stream.
 """
 
 AuditJson = dict[str, Any]
-"""One audit as JSON: stream, from and to (ISO 8601, UTC), whether it read from Kafka, whether it compared everything,
-the number of findings, and the first findings as sentences. `not-compared` is a sentence about what it left out.
+"""One audit as JSON. `from` and `to` are ISO 8601, UTC. `source` says whether it read from Kafka, and `complete`
+whether it compared everything. `findings` is their number, and `sentences` are about the first of them. `not-compared`
+is a sentence about what was skipped.
 """
 
 
@@ -52,14 +53,14 @@ def audit_all(
     Raises FrazilError if there are several streams and all of their audits failed, which points to a common cause.
     """
 
-    def last_audit(stream: str) -> AuditJson | None:
+    def audit_begun_stream(stream: str) -> AuditJson | None:
         try:
             return audit_hours(stream, folder, moment, hours=hours, with_source=with_source)
         except AirflowSkipException as not_begun:
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = side_by_side(streams, last_audit, within_s=AUDIT_TIMEOUT.total_seconds())
+    found = side_by_side(streams, audit_begun_stream, within_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)
@@ -78,7 +79,7 @@ def audit_hours(
 ) -> AuditJson:
     """Audit the complete hours before `moment`, and log each finding.
 
-    Raises AirflowSkipException if the stream has not begun, and the errors of `audit`.
+    Raises AirflowSkipException if the stream has not committed yet, and the errors of `audit`.
     """
     spec = declared_stream(streams, stream)
     window = complete_hours(moment, hours)
@@ -98,6 +99,7 @@ def audit_hours(
 
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
+    """Audit a stream's commits of a period. Raises AirflowSkipException if the stream has not committed yet."""
     if load_stream_table(spec) is None and lost_or_replaced(spec, None) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"

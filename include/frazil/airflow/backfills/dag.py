@@ -75,9 +75,10 @@ def backfill_dag(
 
 
 class StageOperator(SubmitOperator):
-    """Start the Spark application that stages a backfill, unless an operator has abandoned the backfill.
+    """Operator that starts the Spark application that stages a backfill, unless an operator has abandoned the backfill.
 
-    An abandoned backfill fails the task for good. The task checks this before Spark starts, and again if Spark fails.
+    An abandoned backfill fails the task without retries. The task checks this before Spark starts, and again if Spark
+    fails.
 
     :param streams: folder of the declared streams.
     """
@@ -87,7 +88,10 @@ class StageOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit."""
+        """Run the application.
+
+        Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit.
+        """
         request = context["ti"].xcom_pull(task_ids="plan")
         self._check_wanted(request)
         try:
@@ -97,6 +101,7 @@ class StageOperator(SubmitOperator):
             raise
 
     def _check_wanted(self, request: dict[str, Any]) -> None:
+        """Raise AirflowFailException if an operator has abandoned the backfill."""
         from frazil.backfill.rules import check_wanted  # a DAG file that is parsed needs no PyIceberg
         from frazil.commit.backfill_marker import read_backfill
         from frazil.commit.opened import read_stream
@@ -156,7 +161,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "to-event-time": moment("To (exclusive)", "Event time"),
         "files": Param(
             None, type=["null", "string"], title="Files", section="Files instead of Kafka",
-            description="A path or URI of a folder or file: Parquet or JSON lines that have the Kafka coordinates.",
+            description="Path or URI of a file, or of a folder of files. Parquet or JSON lines, with the Kafka coordinates.",
         ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records per chunk", section="Resources",
@@ -168,14 +173,16 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request as JSON; None without records to write or in a dry run."""
+    """Log what the backfill would write, and return the request as JSON. Return None in a dry run, or if there is
+    nothing to write.
+    """
     from frazil.backfill.estimate import estimate, estimate_sentences  # not when a DAG file is parsed
 
     context = get_current_context()
     params = dict(context["params"])
     request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
     with _open_backfill(streams, {**request, "run": run_name(context)}) as backfill:
-        backfill.check_wanted()
+        backfill.check_run_not_abandoned()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
         for sentence in estimate_sentences(found, stream=backfill.request.stream):
@@ -200,7 +207,9 @@ def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
 
 @contextmanager
 def _open_backfill(streams: str, request: dict[str, Any]) -> Iterator[Backfill]:
-    """Open the backfill of a request. Errors that a user must fix fail the task without a retry."""
+    """Open the backfill of a request. Errors that a user must fix, even inside this context, fail the task without a
+    retry.
+    """
     from frazil.backfill.request import parse_request
     from frazil.backfill.run import open_backfill
     from frazil.spec.load import find_stream

@@ -29,7 +29,7 @@ DAG_ID = "frazil_dead_letters"
 RETRIES = 2
 RETRY_DELAY = timedelta(minutes=1)
 COMMAND = (sys.executable, "-c", "from frazil.cli.main import main; main()")
-"""A separate process, because decoders need libraries that Airflow must not load."""
+"""The command of a separate process, because decoders need libraries that Airflow must not load."""
 
 
 def dead_letters_dag(streams: str | Path, *, on_failure: OnFailure | None = None) -> DAG:
@@ -80,9 +80,9 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def settle(streams: str) -> dict[str, Any]:
-    """Replay or discard dead letters, as the form requests. Return how many landed, failed, and so on.
+    """Replay or discard dead letters, as the form requests. Return the counts that `frazil dlq` prints.
 
-    An invalid form fails the task for good; temporary errors are retried.
+    An invalid form fails the task without retries; temporary errors are retried.
     """
     from frazil.errors import NO_RESTART  # not when a DAG file is parsed
 
@@ -106,7 +106,7 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """Return the command-line arguments of `frazil` for a filled-in form. Pure.
+    """Return the arguments of `frazil` for a filled-in form. Pure.
 
     Raises AirflowFailException if a field is missing. `by` is the user who requests the action.
     """

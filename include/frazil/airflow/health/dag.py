@@ -46,8 +46,11 @@ Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads
 log = logging.getLogger(__name__)
 
 Measured = dict[str, Any]
-"""The lists `fired`, `resolved` and `active` of alerts, each alert with table, rule, value, since and sentence."""
+"""The result of `measure`: the lists `fired`, `resolved` and `active` of alerts. Each alert has table, rule, value,
+since and sentence.
+"""
 MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
+"""The keys and types of the result of `measure`."""
 
 
 def health_dag(  # noqa: PLR0913 - keywords, each with a default
@@ -64,10 +67,11 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
     :param streams: folder of the declared streams.
     :param aggregations: folder of the declared aggregations, whose days are watched too.
-    :param expectations: folder of the quality gates' suites. A suite that gates no table is an alert.
-    :param every: interval; by default FRAZIL_HEALTH_EVERY, or a minute.
+    :param expectations: folder of the quality gates' suites. An alert fires for a suite that
+        gates no table.
+    :param every: interval between runs; by default FRAZIL_HEALTH_EVERY, or a minute.
     :param on_failure: notifiers, called when an alert fires, and when health cannot be measured.
-    :param on_resolved: notifiers, called when an alert ends.
+    :param on_resolved: notifiers, called when an alert resolves.
     :param on_late: called when a measurement hangs; by default the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
@@ -97,7 +101,7 @@ def _aggregations(folder: Path) -> list[str]:
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> Measured:
-    """Measure every table, read every other subject, and update the alerts.
+    """Measure every table, read every other watched subject, and update the alerts.
 
     `names` are the names of the aggregations.
     """

@@ -1,7 +1,8 @@
-"""Measures the tables that routes have created. A route may have thousands of tables, so each run measures a share.
+"""Measures the tables that routes have created. A route may have thousands of tables, so each run measures a share of
+them.
 
-The alerts are on the route, one for each rule. An alert has the number of tables beyond the rule's threshold, and the
-names of some.
+Alerts are about the route, one for each rule. An alert has the number of tables beyond the rule's threshold, and the
+names of some of them.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 RUNS = 60
-"""Number of runs in which each table is measured once: at a run a minute, an hour."""
+"""Number of runs that together measure each table once. With a run per minute, this takes an hour."""
 MIN_TABLES_PER_RUN = 50
 """Minimum number of tables measured in each run."""
 MAX_LISTED = 5
+"""Maximum number of tables named in an alert."""
 MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class RouteFindings:
-    """The findings about a route's tables, kept between runs."""
+    """Findings about a route's tables, which are kept between runs."""
 
     beyond: Mapping[str, Sequence[str]]
-    """Table names with the rules that were beyond their thresholds at the last measurement. Healthy tables have no
-    entry.
+    """Names of the tables beyond a threshold, each with the rules whose thresholds it exceeded at the last measurement.
+    Healthy tables have no entry.
     """
     after: str = ""
     """The last measured table, after which the next run continues."""
@@ -63,16 +65,16 @@ class RouteFindings:
 def reread_route(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
-    """Measure the next share of the route's tables, and return findings and readings for all of its tables.
+    """Measure the next share of the route's tables. Return the findings and the readings for all of its tables.
 
-    Raises the errors of the catalog when it lists tables.
+    Raises the catalog's errors if the tables cannot be listed.
     """
     catalog = open_existing_catalog(spec.table.catalog)
     tables = made_tables(catalog, spec, specs)
     share = next_after(before.after, [table.name for table in tables])
     by_name = {table.name: table for table in tables}
 
-    def rules(name: str) -> list[Reading] | None:
+    def measure_table(name: str) -> list[Reading] | None:
         table = by_name[name]
         try:
             found = measure(catalog, table, now_ms=now_ms)
@@ -84,7 +86,7 @@ def reread_route(
         return None if found is None else [*readings(found, table.settings, now_ms=now_ms)]
 
     with ThreadPoolExecutor(MAX_THREADS) as pool:
-        seen = dict(zip(share, pool.map(rules, share), strict=True))
+        seen = dict(zip(share, pool.map(measure_table, share), strict=True))
     for reading in (one for found in seen.values() for one in found or () if one.is_beyond):
         log.warning("%s", reading.sentence)
     known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
@@ -96,9 +98,9 @@ def reread_route(
 
 
 def next_after(last: str, names: Sequence[str]) -> list[str]:
-    """Return the next names to measure, in alphabetical order after `last`, then from the start again.
+    """Return the next names to measure, in alphabetical order after `last`, and then from the start.
 
-    Each name comes up once in `RUNS` runs.
+    Each name is returned once in `RUNS_PER_ROUND` calls.
     """
     share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS))
     ordered = sorted(names)
@@ -106,6 +108,7 @@ def next_after(last: str, names: Sequence[str]) -> list[str]:
 
 
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
+    """Return the route's reading for a rule: the number of tables beyond the rule's threshold."""
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
     what = "cannot be measured" if rule == UNMEASURED else over

@@ -1,4 +1,5 @@
-"""Reads the subjects other than tables that `frazil_health` watches: streams, gates, aggregations and their DAGs.
+"""Reads what `frazil_health` watches in addition to tables: streams, windows, gates, routes, aggregations and their
+DAGs.
 
 Readings come from run folders on this host, tables' metadata, and Airflow. Each subject has its own alerts.
 """
@@ -50,12 +51,12 @@ from frazil.table.made_tables import tables_named_like
 log = logging.getLogger(__name__)
 
 FailedRuns = Callable[[str, int], int | None]
-"""Counts the consecutive failed runs of a DAG, newest first, up to the second argument."""
+"""Counts a DAG's consecutive failed runs from the newest one back, up to the second argument."""
 IsPaused = Callable[[str], bool]
 """Whether a DAG is paused."""
 ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
-"""DAGs that serve every stream. Their tasks report problems of a single stream. Only a pause and consecutive failed
-runs count here.
+"""DAGs that serve every stream. Their tasks report the problems of individual streams, so only a pause or consecutive
+failed runs of these DAGs fire an alert.
 """
 FirstDays = dict[str, date | None]
 """The first watched day of each aggregation; None if it has not been set yet."""
@@ -63,14 +64,14 @@ FirstDays = dict[str, date | None]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The state in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
+    """State in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
     routes: dict[str, RouteFindings]
     audits: Mapping[str, str]
-    """Audit findings that no later audit has cleared, one sentence by stream."""
+    """Audit findings that no later audit has cleared, as one sentence for each stream."""
     audited: Mapping[str, str]
-    """The last audit, one sentence by stream."""
+    """The last audit of each stream, as a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def subjects_of(
 ) -> dict[str, WatchedSubject]:
     """Return all watched subjects by their name in alerts: streams, tables with windows, routes, aggregations and DAGs.
 
-    Reading an aggregation for the first time sets its first watched day; reading a route replaces its findings.
+    The first reading of an aggregation sets its first watched day. Each reading of a route replaces its findings.
     """
     declared = list(declared)
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
@@ -208,11 +209,13 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
-    """Return a reading of suites without a table. With a misspelt suite, every window would pass ungated."""
+    """Return the reading for suites that gate no window. A suite with a misspelt name is one of them: its table's
+    windows would pass ungated.
+    """
     unused = unused_suites(folder, tables)
     sentence = (
-        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares such a "
-        "table with windows. Name each suite `<namespace.table>.json` after its table, or remove it"
+        f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "
+        "table, or it has no windows. Name each suite `<namespace.table>.json` after its table, or remove it"
     )
     return flag("declaration", bool(unused), sentence)
 
@@ -220,6 +223,8 @@ def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
 def _made(
     name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
 ) -> Callable[[], Iterable[Reading]]:
+    """Return a function that measures the next share of a route's tables and replaces the route's findings."""
+
     def read() -> Iterable[Reading]:
         findings[name], seen = reread_route(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
         return seen
@@ -235,7 +240,10 @@ def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: First
 
 
 def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
-    """Return whether the declaration is broken, and which days are late. Sets the first watched day."""
+    """Yield the readings of an aggregation: whether its declaration is broken, and which days are late.
+
+    Sets the first watched day.
+    """
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
     yield flag("declaration", file.problem is not None and not file.missing, sentence)
@@ -249,9 +257,9 @@ def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, n
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:
-    """Return the number of consecutive failed runs as Airflow reports them.
+    """Return the number of the DAG's consecutive failed runs, at most `limit`.
 
-    Unfinished runs do not count. None if Airflow does not respond.
+    Unfinished runs do not count. Returns None if Airflow does not respond.
     """
     try:
         good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
@@ -275,6 +283,7 @@ def paused_dag(dag_id: str) -> bool:
 
 
 def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
+    """Return the date of the DAG's newest run with this state before a time; None if there is none."""
     request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
     answer = task_runner.SUPERVISOR_COMMS.send(request)
     if not isinstance(answer, PreviousDagRunResult):

@@ -44,7 +44,9 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 8
-"""Number of tables measured in parallel, so that a catalog that does not respond costs its timeout once."""
+"""Number of tables measured in parallel, so that one timeout is enough for several tables of an unresponsive
+catalog.
+"""
 ROUTED_TABLES_KEY = "made by routes"
 """The key in the store for findings about the tables that routes have created."""
 SUBJECTS_KEY = "tables"
@@ -64,12 +66,12 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
     `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
-    `frazil.again.<name>`, by aggregation. The first watched day is written to such a store by this task or by the
-    reconciliation, whichever runs first. An aggregation without a store is not watched.
+    `frazil.again.<name>`, by aggregation. This task or the reconciliation writes the first watched day to such a store,
+    whichever runs first. An aggregation without a store is not watched.
 
-    Returns the alerts that `fired` and that `resolved` now, all `active` alerts, and the `due` actions by table. The
-    alerts of undeclared tables resolve. While a file has never been valid, they stay active, because that file may
-    declare the table.
+    Returns the alerts that `fired` and that `resolved` now, all `active` alerts, the `due` actions by table, and the
+    last audits by stream (`audited`). The alerts of undeclared tables resolve. They stay active while any file has
+    never been valid, because that file may declare the table.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -102,9 +104,9 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
 
 
 def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
-    """Return the due actions of each table, for the page; maintenance decides again when it runs.
+    """Return the due actions of each table, which the page shows. Maintenance decides again when it runs.
 
-    A table that was not measured is left out, or has `NOT_MEASURED`.
+    A table that does not exist has no actions; a table that could not be measured has `NOT_MEASURED`.
     """
 
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
@@ -169,7 +171,9 @@ def _store_states(steps: Mapping[str, AlertStep], store: Store) -> dict[str, lis
 
 
 def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    """Return the table's health, None if the table does not exist, or a sentence on why it cannot be measured."""
+    """Return the table's health, None if the table does not exist, or a sentence that says why it cannot be
+    measured.
+    """
     try:
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
@@ -179,10 +183,10 @@ def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None
 
 
 def _measurement(found: TableHealth) -> str:
-    """Return the measurement as one line."""
+    """Return a line that describes the measurement."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
     return (
         f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "
         f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, {rounded_bytes(found.metadata_bytes)} of "
-        f"metadata.json" + (f"; records that wait: {', '.join(waits)}" if waits else "")
+        f"metadata.json" + (f"; unread records: {', '.join(waits)}" if waits else "")
     )

@@ -1,8 +1,7 @@
-"""Chooses the tables that a run checks, skipping tables that an earlier run still works on.
+"""Chooses the tables that a run checks, and skips tables that an earlier run still works on.
 
-Airflow's store of the asset `frazil.health` has two values for each table: the time of the last check, and the id of
-the run that works on the table. Airflow's task states show whether that run is still active, so a killed run does not
-block its table.
+Airflow's store of the asset `frazil.health` has the time of each table's last check, and the id of the run that works
+on the table. Airflow's task states show whether that run is still active, so a killed run does not block its table.
 """
 
 from __future__ import annotations
@@ -17,17 +16,19 @@ ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"}
 """States of a finished task instance."""
 
 States = Mapping[str, Mapping[str, Any]]
-"""Task states by run and by task; None before a task is scheduled. A mapped instance's key is `<task>_<map index>`."""
+"""Task states by run id and task; None before a task is scheduled. A mapped task instance has the key `<task>_<map
+index>`.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """The stored state of one table."""
+    """The stored state of a table's checks."""
 
     at_ms: int
-    """The time of the run that checked the table last."""
+    """The time of the run that last checked the table."""
     run_id: str | None = None
-    """The run that got a task for the table, until that task has ended."""
+    """The run that has a task for the table; None once that task has ended."""
     index: int = 0
     """The table's index among that run's mapped task instances."""
 
@@ -36,7 +37,9 @@ class TableState:
 
     @staticmethod
     def from_json(value: Any) -> TableState | None:
-        """Parse; None for values that `to_json` never returns, because other users can write to the store too."""
+        """Parse a stored value. Return None for other values than `to_json` returns, because other users can write to
+        the store too.
+        """
         match value:
             case [int(at_ms)] if at_ms >= 0:
                 return TableState(at_ms)
@@ -46,14 +49,14 @@ class TableState:
 
 
 def dag_interval(every: Iterable[timedelta]) -> timedelta:
-    """Return the DAG's interval, short enough that each table can be checked as often as it declares."""
+    """Return the DAG's interval, which is short enough to check each table as often as it declares."""
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
 def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, TableState], *, moment_ms: int) -> list[str]:
-    """Return the tables that a scheduled run checks, longest wait first.
+    """Return the tables that a scheduled run checks; those that have waited longest come first.
 
-    `every` maps tables to the interval that they declare. A retry of the same run checks the same tables again.
+    `every` maps each table to its declared interval. A retry of the same run checks the same tables again.
     """
 
     def is_due(name: str) -> bool:

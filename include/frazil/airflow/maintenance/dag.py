@@ -4,12 +4,12 @@
   whether it is due and why, and returns the names of the tables with due actions. No JVM starts for the other tables.
 - `table` is a group of tasks for each returned table. `rewrite` is a Spark application in the pool that limits Spark's
   work: compaction, manifests, snapshot expiry. It checks again, from all manifests, which actions are due. `orphans`
-  deletes, once a day, files that no snapshot, journal or backfill refers to, and never during a rewrite of the same
-  table.
+  deletes files that no snapshot, journal or backfill refers to. It runs once a day, and never during a rewrite of the
+  same table.
 
 A table whose rewrite takes hours delays no other table: the next runs check all other tables. A route may have
-thousands of tables; they share one name and one task. Its Spark application rewrites the tables with the greatest need,
-and the next run continues with the others.
+thousands of tables; they share one name and one task. Its Spark application rewrites the tables that need it most, and
+the next run continues with the others.
 """
 
 from __future__ import annotations
@@ -92,12 +92,14 @@ def maintenance_dag(
 
 
 class RewriteOperator(SubmitOperator):
-    """Measure a table and its dead-letter tables, or a route's tables, again, and rewrite them in one Spark session.
+    """Operator that measures tables again, and rewrites them in one Spark session.
 
-    Only due actions run. The task is skipped if no action is due, and in a dry run, which logs the plans. It fails, and
-    is retried, if a table cannot be measured.
+    The tables are a table with its dead-letter tables, or the tables of a route. Only due actions run. The task is
+    skipped if no action is due, and in a dry run, which logs the plans. It fails, and is retried, if a table cannot be
+    measured.
 
-    :param table: the first of the tables, or the name of the route.
+    :param table: the first of the tables, whose dead-letter tables are rewritten too, or the name
+        of the route.
     :param streams: folder of the declared streams.
     """
 
@@ -109,7 +111,10 @@ class RewriteOperator(SubmitOperator):
         self.streams = streams
 
     def execute(self, context: Any) -> None:
-        """Raises AirflowFailException if this worker has never read a valid declaration of the table."""
+        """Run the due rewrites.
+
+        Raises AirflowFailException if this worker has never read a valid declaration of the table.
+        """
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
@@ -154,7 +159,7 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 
 def check_due(names: list[str], streams: str) -> list[str]:
-    """Return the tables that need a task of their own."""
+    """Return the names for which the run starts tasks: tables and routes with due actions."""
     from frazil.airflow.maintenance import due  # a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
@@ -173,7 +178,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
-    """Delete orphan files unless today's clean-up is done. Return the reports by table."""
+    """Delete orphan files, unless this was already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

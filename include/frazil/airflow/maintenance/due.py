@@ -1,4 +1,4 @@
-"""Checks all tables in one task and returns the tables that need a task of their own. Starts no Spark and no JVM."""
+"""Checks all tables in one task, and returns the tables that need tasks of their own. Starts no Spark and no JVM."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from frazil.table.catalogs import open_existing_catalog
 log = logging.getLogger(__name__)
 
 MEASURE_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a table's measurement. After that, for example if a catalog does not respond, the table gets a task of
-its own.
+"""Time limit of a table's measurement. If it is exceeded, for example because a catalog does not respond, the table
+gets a task of its own.
 """
 MAX_TABLES = 250
 """Maximum number of tables with tasks in one run. The remaining tables come first in the next run. Airflow's limit of
 mapped tasks is 1,024.
 """
 TURNS = "maintenance turns"
-"""The key in the store. No table has this name."""
+"""The store's key for the checks of all tables. No table has this name."""
 ALWAYS = timedelta(0)
+"""The interval of tables that every run checks."""
 
 TASKS = ("table.rewrite", "table.orphans")
 """Ids of the tasks that work on a table."""
@@ -52,16 +53,17 @@ class Run:
     actions: Collection[str]
     dry_run: bool
     by_hand: bool
-    """Whether a user started the run, which checks tables regardless of their last check."""
+    """Whether a user started the run. It then checks tables regardless of their last check."""
 
 
 def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
     """Return the tables that need a task: an action is due, or the table could not be measured.
 
-    Also stores which tables this run checked and which it works on. A dry run stores nothing, and returns all chosen
-    tables. Each name stands for a table and its dead-letter tables, or for all tables of a route. Tables whose next
-    check is not due yet, and tables that an earlier run still works on, are left out. Raises FrazilError if there are
-    several tables and none could be measured.
+    Each name stands for a table and its dead-letter tables, or for all tables of a route. Tables whose next check is
+    not due yet, and tables that an earlier run still works on, are left out.
+
+    Also stores which tables this run checked, and for which it starts tasks. A dry run stores nothing, and returns all
+    chosen tables. Raises FrazilError if there are several tables and none could be measured.
     """
     declared = valid_specs(streams)
     together, routed = maintained_together(declared), routes(declared)
@@ -99,6 +101,7 @@ def _find_busy(tables: Mapping[str, TableState], run: Run, states_of: StatesOf) 
 def _interval(
     name: str, together: Mapping[str, Sequence[MaintainedTable]], routed: Mapping[str, StreamSpec]
 ) -> timedelta:
+    """Return the interval between checks of a table or route; ALWAYS for an unknown name."""
     if name in routed:
         return routed[name].maintenance.every
     # An unknown table fails in its own task, which reports the reason.
@@ -112,6 +115,7 @@ def _find_due_tables(
     run: Run,
     store: Store,
 ) -> list[str]:
+    """Return the chosen tables with due actions or orphan clean-ups, and those that could not be measured."""
     # A task may call Airflow from one thread only.
     orphaned = {
         table.name

@@ -1,4 +1,4 @@
-"""Maintains a route's tables; there may be thousands. Each run takes as many as one task can maintain."""
+"""Maintains the tables of a route. There may be thousands, so each run takes only as many as one task can maintain."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ log = logging.getLogger(__name__)
 MAX_TABLES = 500
 """Maximum number of a route's tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
 MEASURE_TIMEOUT = timedelta(minutes=20)
-"""Time limit of a table's measurement. After that, for example if a catalog does not respond, a later run measures the
-table.
+"""Time limit of a table's measurement. If it is exceeded, for example because a catalog does not respond, a later run
+measures the table.
 """
 CLEANUP_INTERVAL_MS = 23 * 3_600_000
-"""Interval of orphan clean-ups. It is less than a day, because a run may start earlier than the previous day's run."""
+"""Minimum time between orphan clean-ups. It is less than a day, because a run may start earlier than the previous day's
+run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class RouteTables:
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """Return the tables to rewrite in one run: tables with the greatest need, then tables that cannot be measured.
+        """Return the tables to rewrite in one run: those that need it most, followed by those that cannot be measured.
 
         Raises FrazilError if there are several tables and none can be measured.
         """
@@ -73,7 +75,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why some tables were not measured, and return the tables that need attention.
+        """Log why some tables were not measured, and return those whose measurement failed.
 
         Raises FrazilError if there are several tables and none was measured.
         """
@@ -90,13 +92,14 @@ class RouteTables:
         return list(broken)
 
     def orphans_due(self, store: Store) -> bool:
-        """Whether a clean-up round over all tables is under way, or the last round began a day ago."""
+        """Whether a clean-up of all tables has started and not finished, or the last one began a day ago."""
         return self.spec.maintenance.orphans.enabled and self._round(store) is not None
 
     def _round(self, store: Store) -> tuple[int, str] | None:
         """Return the start of the current clean-up round (milliseconds since 1970) and the last table that it cleaned.
 
-        If the last round began a day ago, a new round begins now, without a last table. None if no round is due.
+        If the last round began a day ago, a new round begins now, and the name of the last table is empty. Returns None
+        if no round is due.
         """
         kept, now_ms = stored_mapping(store, self._key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")

@@ -1,4 +1,4 @@
-"""The work of one table's maintenance tasks, in their own process, with PyIceberg and without Spark."""
+"""Does the work of one table's maintenance tasks, each in its own process, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return the tables to pass to Spark: a table with its dead-letter tables, or the due tables of a route.
 
-    Returns none if no action is due, and none in a dry run, which logs what would be done.
+    Empty if no action is due, and in a dry run, which logs what would be done.
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
@@ -40,7 +40,7 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
 def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
     """Delete the orphan files of a table and its dead-letter tables, or of a route's tables.
 
-    Raises as `orphans` does.
+    Raises the errors of `clean_tables`.
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
@@ -53,7 +53,9 @@ def tables_with(name: str, streams: Path) -> list[str]:
 
 
 def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
-    """Return for each of these actions whether it is due, from metadata; empty if the table does not exist yet."""
+    """Return for each of the `actions` whether it is due, as measured from metadata. Empty if the table does not exist
+    yet.
+    """
     health = measure(catalog, table, now_ms=clock.now_ms())
     answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
@@ -66,7 +68,7 @@ def sentence(name: str, action: Action, answer: Due) -> str:
 def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return a sentence for each due action.
 
-    A dry run returns none, and logs what would be done, from all manifests.
+    A dry run returns none. It plans from all manifests, and logs what would be done.
     """
     found = []
     for table, catalog in _tables(names, streams):
@@ -83,7 +85,7 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
 
 
 def orphans_due(table: MaintainedTable, store: Store) -> bool:
-    """Whether the table's last clean-up, according to `store`, was a day ago."""
+    """Whether the table's last clean-up, according to `store`, was about a day ago, or never."""
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
@@ -95,9 +97,9 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
-    """Clean up the tables whose last clean-up, according to `store`, was a day ago. Return the reports by table.
+    """Clean up the tables whose last clean-up, according to `store`, was about a day ago. Return the reports by table.
 
-    Records the clean-ups in `store`. A dry run checks all tables, deletes nothing and records nothing.
+    Stores the times of the clean-ups. A dry run checks all tables, deletes nothing and stores nothing.
 
     Raises AirflowSkipException if no table was cleaned. Raises AirflowFailException at the end if the clean-up of a
     table was refused, or a table could not be read.
@@ -128,9 +130,9 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
 
 
 def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield the named tables by their last valid declaration in the folder.
+    """Yield each named table, by its last valid declaration in the folder, with its catalog.
 
-    Raises AirflowFailException at the end if a file that this worker never read as valid may declare one of the names.
+    Raises AirflowFailException at the end if a name may be declared in a file that this worker has never read as valid.
     """
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]

@@ -1,6 +1,7 @@
 """Plans and carries out the page's actions.
 
-Pause, resume, restart, reset and signals are carried out here, as by the command line. Longer actions start a DAG run.
+Pause, resume, restart, reset and signals are carried out in this process, in the same way as by the command line.
+Longer actions start a DAG run.
 """
 
 from __future__ import annotations
@@ -65,12 +66,12 @@ from frazil.supervise.desired import DesiredStore, open_desired
 from frazil.table.lost import stream_catalog
 
 MAX_WAIT_S = 20.0
-"""Maximum wait for an action in seconds. The action continues after that."""
+"""Seconds for which an action is awaited. After that, the page reports a timeout, and the action continues."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ActionResult:
     """The result of an action. `run` is the path in Airflow's UI of the DAG run that the action started."""
 
     said: str
@@ -86,7 +87,7 @@ class ActionSubject:
     dag: str
     """The DAG whose permissions apply."""
     method: str
-    """The HTTP method whose permission the action needs: POST to start a run of the DAG, PUT to change its stream or
+    """The HTTP method that the user needs permission for: POST to start a run of the DAG, PUT to change its stream or
     table.
     """
     route_name: str | None = None
@@ -109,6 +110,9 @@ def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
 
 
 def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
+    """Return the subject of an action on a table; None if the action is not possible on it, or the user may not see
+    it.
+    """
     table = find_table(name)
     if (
         table is None
@@ -133,7 +137,7 @@ def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
 
 
 def plan_action(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
-    """Return the plan of an action. Raises Invalid, and the errors of catalogs and Kafka."""
+    """Return the plan of an action, which the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
     return _plan(action, subject, form, by="")[0]
 
 
@@ -154,6 +158,7 @@ def _plan(action: PageAction, subject: ActionSubject, form: Form, *, by: str) ->
 
 
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
+    """Return the state that the action depends on. Raises Invalid if Airflow's database does not respond."""
     spec = subject.spec
     paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
@@ -179,6 +184,7 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
 
 
 def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
+    """Return the context with the stream's desired state."""
     store = open_desired(spec)
     try:
         desired = store.read()
@@ -188,6 +194,7 @@ def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
 
 
 def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
+    """Return the context with the state of the stream's table and of its open backfill."""
     try:
         standing = fetch_standing(spec)
     except SpecError as error:
@@ -198,8 +205,11 @@ def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> A
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
 
 
-def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
-    """Carry out an action. Raises Invalid, NotKnown, FrazilError, and the errors of catalogs and Kafka."""
+def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
+    """Carry out an action if its plan is still the one that the user confirmed. Return what was done.
+
+    Raises Invalid, OutcomeUnknown, FrazilError, and the errors of catalogs and Kafka.
+    """
     try:
         done = _carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
@@ -212,7 +222,7 @@ def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: s
         answers().forget_all(subject.spec.fingerprint())
 
 
-def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> Done:
+def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
     by, reason = f"{user}, Airflow", text_of(form, "reason")
     spec = subject.spec
     try:
@@ -230,7 +240,8 @@ def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: 
     version_token = text_of(form, "version_token")
     if not version_token and plan.version_token:
         raise Invalid(
-            f"Nothing was changed in {subject.name}: the request confirms no plan. Read the plan, then confirm it"
+            f"Nothing was changed in {subject.name}: the request does not confirm a plan. Read the plan, then "
+            "confirm it"
         )
     if plan.version_token != version_token:
         what = describe_changes(action, version_token, plan.version_token)
@@ -241,13 +252,16 @@ def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: 
         return _begin_run(subject, run_form(action, subject.route_name or subject.name, form), run_id=run_id, user=user)
     if prepared is not None:
         run_with_timeout(prepared.carry_out)
-        return Done(_done_text(action, subject.name))
+        return ActionResult(_done_text(action, subject.name))
     if action is PageAction.SEND_AGAIN:
-        return Done(run_with_timeout(lambda: _send_again(spec, form, by=by)))
-    return Done(run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation)))
+        return ActionResult(run_with_timeout(lambda: _send_again(spec, form, by=by)))
+    return ActionResult(
+        run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation))
+    )
 
 
-def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> Done:
+def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
+    """Start a run of the subject's DAG."""
     try:
         run = trigger_dag(
             dag_id=subject.dag,
@@ -261,7 +275,7 @@ def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     if run is None:
         raise Invalid(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return Done(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
+    return ActionResult(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
 def _done_text(action: PageAction, name: str) -> str:
@@ -271,6 +285,7 @@ def _done_text(action: PageAction, name: str) -> str:
 
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
+    """Pause, resume or restart the stream. Return a sentence about the result."""
     desired = open_desired(spec)
     do = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}[
         action
@@ -293,6 +308,7 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
 
 
 def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
+    """Signal the windows of a day again. Return a sentence about the result."""
     if spec.window is None:
         raise Invalid(f"The table of {spec.name} has no signalled windows")
     day = day_of(form)
@@ -303,7 +319,10 @@ def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
 
 
 def run_with_timeout(work: Callable[[], T], *, seconds: float = MAX_WAIT_S) -> T:
-    """Return the result of a call that may hang. Raises TimeoutError if it does; the call then continues."""
+    """Return the result of a call that may hang.
+
+    Raises TimeoutError if it has not returned after `seconds`; the call then continues.
+    """
     done: list[T] = []
     failed: list[BaseException] = []
 

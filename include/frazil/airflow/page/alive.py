@@ -10,10 +10,11 @@ from frazil.airflow.page.views import KEEP_S, answers
 from frazil.operations.silence import ComponentHeartbeat, MissingComponent
 
 MAX_WAIT_S = 0.2
+"""Seconds for which an answer of Airflow's database is awaited."""
 
 
 def silent_now() -> tuple[MissingComponent, ...]:
-    """Return the components without a recent heartbeat; none while Airflow's database does not respond."""
+    """Return the components without a recent heartbeat. Empty if Airflow's database does not respond."""
     found = answers().one("Airflow", "components", _fetch, keep_s=KEEP_S, within_s=MAX_WAIT_S)
     if found.value is None or found.at_ms is None:
         return ()

@@ -1,7 +1,7 @@
 """Serves the operations page in Airflow's UI to signed-in users: static files, and JSON below `api/`.
 
-An action is carried out only if the request comes from the page and Airflow permits it to the user. It is written to
-the audit log.
+An action is carried out only if the request comes from the page and the user has Airflow's permission for it. It is
+written to the audit log.
 
 A browser sends the session's cookie with requests from any site, and Airflow has no CSRF token. But another site cannot
 set the header X-Frazil without a preflight request, which the server never grants, and cannot hide its origin.
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 MAX_FORM_BYTES = 64 * 2**10
 Moment = Annotated[datetime | None, Query()]
 OUTCOMES = {422: "refused", 504: "not known"}
-"""An action's outcome in Airflow's audit log, by the response's status. With any other status, it failed."""
+"""An action's outcome in Airflow's audit log, by the response's status. Any other error status means that it failed."""
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 
 
@@ -151,7 +151,8 @@ class AllowedAction:
 
 
 def allowed(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
-    """Return the requested action. Raises HTTPException if another page sent the request or the user may not act.
+    """Return the requested action. Raises HTTPException if another site sent the request, or the user may not take the
+    action.
 
     Refused actions are also written to the audit log.
     """
@@ -167,6 +168,7 @@ def allowed(request: Request, name: str, action: str, user: GetUserDep) -> Allow
 
 
 def _allowed_action(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
+    """Return the requested action. Raises HTTPException with the reason if it is not allowed."""
     from frazil.airflow.page import actions
 
     if said := refusal(request.headers):
@@ -182,7 +184,7 @@ def _allowed_action(request: Request, name: str, action: Any, user: Any) -> Allo
 
 
 async def sent_form(request: Request, requested: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
-    """Read the form from the body, up to its size limit. Raises HTTPException if the body is not a form."""
+    """Read the form from the body, up to a maximum size. Raises HTTPException if the body is not a form."""
     try:
         return await _form(request)
     except HTTPException as error:
@@ -214,7 +216,9 @@ def _record_refusal(request: Request, user: Any, action: Any, name: str, error: 
 
 
 def _as_http_error(work: Callable[[], Any]) -> Any:
-    """Turn the errors of an action into responses with a status, instead of a server error."""
+    """Return the result of `work`. Raises its errors as HTTPExceptions, each with the status and text of the
+    response.
+    """
     from frazil.airflow.page import forms
 
     try:
@@ -231,7 +235,7 @@ def _as_http_error(work: Callable[[], Any]) -> Any:
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    """Respond to an unexpected error, which the server logs, with the next step for the user."""
+    """Respond to an unexpected error, which the server logs, with what the user can do next."""
     said = installed.outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
@@ -239,7 +243,7 @@ async def _handle_unexpected(_: Request, error: Exception) -> Response:
 
 
 async def _handle_http_error(_: Request, error: Exception) -> Response:
-    """Respond with a detail that is safe to show, because it may quote the request."""
+    """Respond with the error's detail, made safe to show because it may quote the request."""
     assert isinstance(error, StarletteHTTPException)
     return json_response({"detail": error.detail}, error.status_code)
 
@@ -258,6 +262,7 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def _warm() -> None:
+    """Load modules and declarations before the first request."""
     from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
     from frazil.host import page_servers
 
@@ -276,7 +281,7 @@ def _view_response(view: Any) -> Response:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a frozen value as JSON, with texts made safe to show."""
+    """Return a response with a frozen value as JSON, in which all strings are safe to show."""
     shown = msgspec.json.encode(_safe(msgspec.to_builtins(value)))
     return Response(shown, status, media_type="application/json", headers=HEADERS)
 
@@ -299,9 +304,10 @@ def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
 
 
 HEADER, OURS = "x-frazil", "page"
+"""The header that the page's script sends with each action, and its value."""
 OUTCOME = "outcome"
 FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
-"""The fields of all forms, except `version_token`."""
+"""Fields of the forms that are written to the audit log: all except `version_token`."""
 
 
 def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
@@ -320,12 +326,12 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
 
 
 def refusal(headers: Mapping[str, str]) -> str | None:
-    """Return why this API server refuses a request, by its headers; None if the request comes from our page."""
+    """Return why this API server refuses a request with these headers; None if the request comes from the page."""
     return origin_problem(headers, base_url=conf.get("api", "base_url", fallback=""))
 
 
 def is_permitted(user: Any, method: str, dag_id: str) -> bool:
-    """Whether the user may start (POST) or change (PUT) runs of a DAG, and so act on the DAG's streams and tables."""
+    """Whether the user may start (POST) or change (PUT) runs of a DAG, and therefore the DAG's streams and tables."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     manager = get_auth_manager()
     return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
@@ -354,9 +360,9 @@ def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
 def record(  # noqa: PLR0913 - an entry
     user: Any, action: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
-    """Write a user's action to Airflow's audit log before it is carried out. Return the entry's id, for `conclude`.
+    """Write a user's action to Airflow's audit log before it is carried out. Return the entry's id, for `log_outcome`.
 
-    The entry has the form's known fields, with long values shortened.
+    The entry has the fields of the form in LOGGED_FIELDS, with long values shortened.
     """
     name = user.get_name()
     filled_in = {field: _log_value(form[field]) for field in FIELDS if field in form}

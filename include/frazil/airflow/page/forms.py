@@ -17,7 +17,7 @@ from frazil.status.reset_target import ResetTarget
 from frazil.timetext import parse_moment
 
 TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
-LABELS = {"from-time": "From", "to-time": "To (exclusive)", "at": "That time", "partition": "Window", "day": "Day"}
+LABELS = {"from-time": "From", "to-time": "To (exclusive)", "at": "Timestamp", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
 MAX_HELD_LISTED = 5
 """Maximum number of held windows named in a sentence."""
@@ -33,7 +33,7 @@ class OutcomeUnknown(Exception):
 
 
 def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
-    """Return what must be changed in the form before the action can be confirmed; None if it is complete."""
+    """Return what the user must change in the form before the action can be confirmed; None if nothing."""
     try:
         if action in DAG_ACTIONS:
             conf = run_form(action, name, form)
@@ -54,7 +54,7 @@ def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> 
 def not_held(form: Form, cursor: Cursor | None) -> str | None:
     """Return why the window in a form cannot be released; None if a gate holds it.
 
-    `cursor` is the cursor of the table's windows.
+    `cursor` describes the signals of the table's windows; None if there are none yet.
     """
     window, label = _window(form, "partition"), LABELS["partition"]
     if cursor is None:
@@ -80,7 +80,7 @@ def is_dry(form: Form) -> bool:
 
 
 def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
-    """Return the parameters of the DAG run for an action. Raises Invalid if the form is incomplete."""
+    """Return the parameters of the DAG run for an action. Raises Invalid if the form is not valid."""
     dry = {"dry-run": is_dry(form)}
     if action is PageAction.RELEASE:
         reason, window = text_of(form, "reason"), _window(form, "partition")
@@ -98,7 +98,7 @@ def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
 
 
 def target_of(form: Form) -> ResetTarget:
-    """Return the target of a reset. Raises Invalid."""
+    """Return the target of a reset. Raises Invalid if the form has none."""
     to = text_of(form, "to")
     if to not in TARGETS:
         raise Invalid(f"Choose where to continue: {', '.join(TARGETS)}")
@@ -106,20 +106,20 @@ def target_of(form: Form) -> ResetTarget:
 
 
 def day_of(form: Form) -> Window:
-    """Return the day whose windows are sent again. Raises Invalid."""
+    """Return the day whose windows are signalled again. Raises Invalid if the form has none."""
     day = _window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid(
-            "Enter a day, such as 2013-12-30: after a single hour, roll-ups of its day would wait for the other hours"
+            "Enter a day, such as 2013-12-30. After only one hour, roll-ups of its day would wait for the other hours"
         )
     return day
 
 
 def text_of(form: Form, key: str) -> str:
-    """Return the content of a text field. Raises Invalid."""
+    """Return the content of a text field, without surrounding spaces. Raises Invalid if it is not allowed."""
     value = form.get(key, "")
     if not isinstance(value, str):
-        raise Invalid(f"{key} is not a text")
+        raise Invalid(f"{key} is not a string")
     if problem := reason_problem(value.strip()):
         raise Invalid(f"{LABELS.get(key, key)}: {problem}")
     return value.strip()
@@ -149,6 +149,7 @@ def _window(form: Form, key: str) -> Window:
 
 
 def _labelled(said: str) -> str:
+    """Replace field names in an error with their labels."""
     for key, label in LABELS.items():
         said = said.replace(key, label) if key.endswith("-time") else said
     return said

@@ -1,4 +1,4 @@
-"""Reads active alerts, DAGs and runs of the streams from Airflow's database."""
+"""Reads active alerts, and the streams' DAGs and runs, from Airflow's database."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from frazil.operations.page_actions import UnfinishedRun
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last measurement of `frazil_health`; `at_ms` is None before the first one."""
+    """The last measurement of `frazil_health`. `at_ms` is None before the first measurement."""
 
     alerts: tuple[StandingAlert, ...] = ()
     at_ms: int | None = None
     due: Mapping[str, Sequence[str]] | None = None
-    """Due maintenance actions by table; None in measurements of an earlier version."""
+    """Due maintenance actions by table; None if an earlier version of frazil measured."""
     audited: Mapping[str, str] | None = None
-    """The last audit by stream, without streams that were never audited; None in measurements of an earlier version."""
+    """A sentence about each stream's last audit; None if an earlier version of frazil measured."""
 
 
 def standing_alerts() -> Measured:
-    """Read the alerts that were active in the last run of `frazil_health`."""
+    """Read the last measurement of `frazil_health`: active alerts, due actions and audits."""
     newest = (
         select(XComModel)
         .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
@@ -48,7 +48,7 @@ def standing_alerts() -> Measured:
 
 
 def alerts_in(value: Any) -> tuple[StandingAlert, ...]:
-    """Return the active alerts of an XCom, without malformed entries."""
+    """Return the active alerts in an XCom. Malformed entries are ignored."""
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
         StandingAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
@@ -93,14 +93,14 @@ def paused_dags(dag_ids: Collection[str]) -> dict[str, bool]:
 
 
 def newest_run(dag_id: str) -> str | None:
-    """Return the id of the DAG's newest run."""
+    """Return the id of the DAG's newest run; None if it has no runs."""
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id for the stream's next run from this page.
+    """Return the id for the next run for the stream that this page starts.
 
     Run ids are unique, so if two users start a run at the same time, only one of them succeeds.
     """
@@ -111,7 +111,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def run_under_way(dag_id: str, stream: str) -> UnfinishedRun | None:
-    """Return the oldest queued or running run that changes a stream's tables. Dry runs do not count."""
+    """Return the oldest queued or running run of the DAG that changes the stream's tables. Dry runs do not count."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

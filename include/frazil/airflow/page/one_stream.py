@@ -65,7 +65,7 @@ class ViewOptions:
 def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
     """Return the view of one stream; None if no file declares it or the user may not see it.
 
-    `may_act` takes the id of a DAG.
+    `may_act` says whether the user may act on the stream, given the id of its writer's DAG.
     """
     one = next((one for one in declared().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
@@ -79,7 +79,7 @@ def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bo
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requested answers for one stream, which are read in parallel."""
+    """The reads for the view of one stream, which run in parallel."""
 
     status: PendingAnswer[StreamState]
     history: PendingAnswer[History | None]
@@ -162,7 +162,9 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
 def _routed(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the tables of the stream's route: tables in `found`, and tables with a problem in the stream's status."""
+    """Return the tables of the stream's route that match `search`: those in `found`, and those with a problem in
+    `status`.
+    """
     names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
     amiss = {
         names.get(table) or template_table(spec, table, specs).name: said
@@ -176,6 +178,7 @@ def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
 
 
 def _dags(spec: StreamSpec) -> tuple[str, ...]:
+    """Return the ids of the stream's DAGs; its writer's DAG comes first."""
     writer = writer_dag_id(spec.application or spec.name)
     return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
@@ -193,13 +196,13 @@ def _measured() -> Measured | None:
 
 
 def _audited(name: str) -> str | None:
-    """Describe the stream's last audit; None if `frazil_health` has not reported any stream's."""
+    """Return a sentence about the stream's last audit. Return None if the last measurement does not have audits."""
     audited = (_measured() or Measured()).audited
     return None if audited is None else audited.get(name, "none yet")
 
 
 def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
-    """Return the state of a stream's table, alerts and DAGs."""
+    """Return the state of the stream's table, alerts and DAGs."""
     everything = declared().value or []
     health_of_stream = views.arrange_health(_measured(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()

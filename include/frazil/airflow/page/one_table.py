@@ -33,7 +33,7 @@ from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
-    """Return a table that streams write to; None if no stream writes to it. A routed table may not exist."""
+    """Return a table that streams write to; None if no stream writes to it. A routed table may not exist yet."""
     try:
         found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
     except SpecError:
@@ -100,6 +100,9 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
 
 
 def _standing(table: MaintainedTable, alerts: Sequence[StandingAlert]) -> tuple[StandingAlert, ...]:
+    """Return the alerts about a table and its windows, and for a stream's own table also those about its dead
+    letters.
+    """
     subjects = {table.name, f"care of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}

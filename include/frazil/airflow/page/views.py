@@ -43,17 +43,21 @@ from frazil.timetext import utc
 WITHIN_S = 1.3
 """Maximum wait before the page gets a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
 OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
-"""Maximum wait of the overview in seconds: if no stream's state is known yet, and otherwise. Both are short, because
-the page refreshes soon, and one stream that hangs must not delay the others.
+"""Maximum wait of the overview in seconds: if no stream's state is known yet, and otherwise. Both are short: the page
+refreshes soon, and one stream that hangs must not delay the others.
 """
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
+"""Seconds between two saves of the overview, and a time that is longer than any process runs."""
 KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
+"""Seconds for which answers are cached: most answers, declarations, and windows."""
 MAX_FETCHES_PER_S = 5
 """Maximum number of streams refreshed per second, which limits the load of an open page on the API server."""
 MAX_FINGERPRINTS = 5_000
+"""Maximum number of declarations whose fingerprints are kept."""
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
+"""Age of the last health measurement above which the overview warns that no alert can fire."""
 PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
-"""DAGs that serve all streams, each with the work that is not done while the DAG is paused."""
+"""DAGs that serve all streams, each with what is not done while the DAG is paused."""
 
 Sees = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
@@ -71,7 +75,7 @@ def streams_folder() -> Path:
 
 
 def declared() -> Answer[list[DeclaredStream]]:
-    """Return every declared stream."""
+    """Return every declared stream, from the cache."""
     fetch = partial(declared_streams, streams_folder())
     return answers().one("declarations", "declarations", fetch, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
 
@@ -151,7 +155,7 @@ def _remembered_file() -> Path:
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
-    """Return the DAG that runs a stream's writer, or the writer of the application that it shares."""
+    """Return the id of the DAG that runs a stream's writer, or the application that the stream shares."""
     return writer_dag_id((one.spec.application if one.spec else None) or one.name)
 
 
@@ -160,6 +164,7 @@ class HealthByStream:
     """The last measurement of `frazil_health`, arranged by stream."""
 
     standing: Mapping[str, Sequence[StandingAlert]]
+    """Active alerts by stream. Alerts that do not belong to one stream are under the empty name."""
     tables: Mapping[str, Collection[str]]
     """The tables that each stream writes."""
     due: Mapping[str, Sequence[str]] | None
@@ -171,7 +176,9 @@ class HealthByStream:
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> Around:
-        """Return the state of a stream's table, alerts and DAGs. `dags` maps the DAGs to whether they are paused."""
+        """Return the related state of a stream: its table, alerts and DAGs. `dags` maps the DAGs to whether they are
+        paused.
+        """
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
         writer = writer_dag_of(one)
@@ -182,11 +189,12 @@ class HealthByStream:
 
     @property
     def about_none(self) -> tuple[Need, ...]:
+        """Problems from alerts that do not belong to one stream."""
         return tuple(Need(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
 
 
 def arrange_health(measured: Measured | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
-    """Arrange a measurement by the streams that write to each table."""
+    """Arrange the last measurement by the streams that write to each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
@@ -203,7 +211,7 @@ def arrange_health(measured: Measured | None, streams: Iterable[DeclaredStream])
 
 
 def unreadable_parts(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
-    """Return a sentence for each part that could not be read."""
+    """Return a sentence for each part that could not be read, by the part's name."""
     return {name: said for name, answer in reads.items() if (said := _unreadable_text(name, answer))}
 
 
@@ -255,19 +263,21 @@ def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None
 
 
 def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Windows | None]:
-    """Request the completeness of a table's windows. `specs` are all streams that feed the table."""
+    """Request the completeness of a table's windows. `specs` are the declarations of all streams that feed the
+    table.
+    """
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)
     return answers().ask(group_of(specs[0]), key, fetch, keep_s=max(KEEP_WINDOWS_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
-    """Return the name of the stream's group of reads. All reads of one catalog are a group, and share threads."""
+    """Return the name of the stream's group of reads. All reads of one catalog form a group, which shares threads."""
     return f"catalog {spec.table.catalog or 'default'}"
 
 
 def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
-    """Combine the answer for a stream with the errors of its declaration."""
+    """Combine the cached answer for a stream with the errors of its declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
     if answer is None:
@@ -292,7 +302,10 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: 
 
 
 def without_alerts(measured: Measured | None, *, now_ms: int) -> tuple[Need, ...]:
-    """Return a need if nothing measures the streams, so that no alert can fire; empty while that is unknown."""
+    """Return a problem if nothing has measured the streams recently, because then no alert can fire.
+
+    Empty as long as that is unknown.
+    """
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (

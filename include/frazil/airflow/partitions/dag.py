@@ -84,13 +84,13 @@ def _dag(
 ) -> DAG:
     """Return the partition DAG of a table.
 
-    `every` is None if no stream feeds the table any longer: then the current run ends, and no new run starts.
+    `every` is None if no stream feeds the table: the current run then ends, and no new run starts.
     """
     streams = str(folders[0])
     assets = {"complete": partition_asset(table), "reopened": reopened_asset(table)}
     with DAG(
         partitions_dag_of(specs[0]),
-        description=f"Which {specs[0].window}s of {table} are complete",
+        description=f"Reports complete {specs[0].window}s of {table}",
         doc_md=_doc_md(table, specs, folders[1]),
         schedule="@continuous" if every else None,
         max_active_runs=1,
@@ -129,7 +129,7 @@ def send(table: str, streams: str, name: str) -> None:
 
 
 def held(table: str, streams: str) -> None:
-    """Fail with the failures that the gates found."""
+    """Fail if a quality gate holds windows. The log has a line for each of them."""
     from frazil.airflow.partitions import tasks as windows
 
     found = windows.held(table, Path(streams), get_current_context())
@@ -158,7 +158,9 @@ def _release_dag(tables: list[str], streams: Path, on_failure: OnFailure | None)
             "reason": Param("", type="string", minLength=3, description="Reason. It is stored in frazil.signals."),
         },
         **dag_profile("Release a held window", purpose="partitions", on_failure=on_failure),
-        doc_md="A run signals the window with its current rows. The table's partition DAG sends its event in a minute.",
+        doc_md=(
+            "A run signals the window with its current rows. The table's partition DAG sends its event within a minute."
+        ),
     ) as dag:
         task(release)(str(streams))
     return dag
@@ -198,9 +200,9 @@ def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
-A {specs[0].window} of event time is complete when every stream that feeds the table has passed its end and its lateness
+A window (one {specs[0].window} of event time) is complete when each stream of the table has passed the window's end by its lateness
 ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
-`{key}`; and `{reopened_asset(table).name}` one each time
+`{key}`. The asset `{reopened_asset(table).name}` gets one each time
 that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
 
 {_gate(table, suites)}
@@ -212,7 +214,7 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 
 
 def _gate(table: str, suites: Path | None) -> str:
-    """Return a sentence on the gate of the table's windows.
+    """Return a sentence that says which gate the table's windows have.
 
     A suite with a misspelt name gates no window, and only this sentence shows it.
     """

@@ -25,13 +25,14 @@ The reason why a window waits contains a watermark, which moves with each commit
 task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
 """
 MAX_SHAPES = 30
-"""Maximum number of lines of different shapes that are logged within MIN_LOG_INTERVAL_S."""
+"""Maximum number of shapes (lines without their numbers) that are logged within MIN_LOG_INTERVAL_S."""
 
 FAILED = "the check failed and will be retried"
+"""The beginning of each sentence about a failed poll."""
 
 Payload = dict[str, Any]
-"""The event, which is the task's input. `problem` is set if polling again would not help. With `removed`, the task ends
-as skipped.
+"""The payload of the trigger's event, which the task receives when it resumes. `problem` is set if polling again would
+not help. With `removed`, the task ends as skipped.
 """
 
 
@@ -55,7 +56,7 @@ class PollingTrigger(BaseTrigger):
 
     @abstractmethod
     def poll(self) -> tuple[Payload | None, str]:
-        """Return the event to fire, or None and a sentence on why the task waits."""
+        """Return the event to fire, or None and a sentence that says why the task waits."""
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, poll and log until there is an event."""

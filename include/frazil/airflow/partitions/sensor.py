@@ -68,7 +68,7 @@ class PartitionTrigger(PollingTrigger):
     def poll(self) -> tuple[Payload | None, str]:
         """Return an event with the facts about the window if all of it was signalled, or with a problem.
 
-        Otherwise return None and a sentence on why the window is not complete.
+        Otherwise return None and a sentence that says why the window is not complete.
         """
         from frazil.airflow.declared import streams_feeding
         from frazil.airflow.partitions.tasks import facts  # loads PyIceberg

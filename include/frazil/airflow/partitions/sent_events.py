@@ -1,4 +1,4 @@
-"""Finds the signals that Airflow's assets have received, and the missing ones.
+"""Finds which signals Airflow's assets have received, and which are missing.
 
 Normally Airflow's list of an asset's events shows this. But Airflow 3.3 fails to list events if one of them started a
 run that is still queued, for example because its DAG is paused. In that case, the records of sending tasks are used:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SENT_TO = "frazil.sent-to"
-"""Key in the asset's store in Airflow: a signal's number. Airflow has the events of all signals up to this number."""
+"""The key of a signal's number in the asset's store. Airflow has the events of all signals up to this number."""
 SENDING = "frazil.sending"
-"""Key in the same store: the signals that the last sending task would send if it succeeded, and the signals after
-SENT_TO that were sent before it.
+"""The key of a record in the same store. It has the signals that the last sending task sends if it succeeds. It also
+has the signals after SENT_TO_KEY's number that were sent before.
 """
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
-"""Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this time before
+"""Maximum difference between the clocks of a worker and of Airflow's server. Events are searched from this much before
 their signal.
 """
 
@@ -45,7 +45,7 @@ class UnsentSignals:
     missing: Mapping[str, Signal] = field(default_factory=dict)
     """The signals by the partition key of their event."""
     sent: SentSignals = frozenset()
-    """Signals after SENT_TO that the asset has received."""
+    """Signals after SENT_TO_KEY's number that the asset has received."""
 
 
 def begin_with_current(signals: TableSignals, asset: Asset, context: Context) -> None:
@@ -63,7 +63,7 @@ def begin_with_current(signals: TableSignals, asset: Asset, context: Context) ->
 
 
 def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return the signals that an asset has not received. If all were received, the next check begins after them.
+    """Return the signals that an asset has not received. If it has received all, the next check begins after them.
 
     Raises AirflowException if it is currently unknown which signals the asset has received.
     """
@@ -115,7 +115,7 @@ def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
         problem = (
             "Airflow cannot list the events of the asset %s, probably because a run that they started is queued. "
-            "The records of the sending tasks are used: %s"
+            "The records of the sending tasks are used instead: %s"
         )
         log.warning(problem, asset.name, error)
         return _read_recorded_signals(asset, context)
@@ -131,7 +131,8 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
         return published | publishing
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
-            f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: it "
+            f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
+            "the task "
             "runs again, and Airflow cannot list the asset's events while a run that they started is queued"
         )
     return published

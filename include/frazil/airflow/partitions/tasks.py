@@ -47,11 +47,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PUBLISHED_TO = "frazil.published-to"
-"""Key in Airflow's store of the first asset: the number of the last signal whose held windows were reported."""
+"""The key, in Airflow's store of the first asset, of a signal's number. Held windows of signals up to this number have
+been reported.
+"""
 MAX_GATED_WINDOWS = 12
-"""Maximum number of windows that one run evaluates by a quality gate, in sequence. The next run continues."""
+"""Maximum number of windows that one run evaluates with a quality gate, one after the other. The next run continues."""
 MAX_EVENTS = 100
-"""Maximum number of events per task, because each event contains the facts of all. The next run sends the rest."""
+"""Maximum number of events per task, because each event contains the facts of all of them. The next run sends the
+rest.
+"""
 MAX_GROUP_WINDOWS = 2_000
 """Maximum number of windows of a template's tables that one run signals. The next run continues."""
 GATED = "gated"
@@ -63,7 +67,7 @@ GATE_TIMEOUT_S = 300.0
 def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """Return the number of the table's last signal, and the ids of the tasks that have work to do.
 
-    For a table that Airflow does not have yet, first marks all current signals as sent.
+    For a table that is new to Airflow, all current signals are first marked as sent.
     """
     signals = _signals(table, streams)
     for asset in _assets(table).values():
@@ -107,9 +111,9 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal complete windows. Return the tasks to continue with: `complete`, `reopened`, `held`.
+    """Signal the complete windows. Return the ids of the tasks with work to do: `complete`, `reopened`, `held`.
 
-    Raises the errors of `find_gates`, `assess` and `signal_windows`.
+    Raises the errors of `find_gate`, `assess` and `signal_windows`.
     """
     specs = streams_feeding(streams, table)
     catalog = stream_catalog(specs[0])
@@ -140,14 +144,14 @@ def send(table: str, streams: Path, name: str, context: Context) -> None:
 
 
 def held(table: str, streams: Path, context: Context) -> list[Signal]:
-    """Return the signals of a table's held windows for the caller to report, and store that they are reported."""
+    """Return the signals of a table's held windows, which the caller reports. Also store that they were reported."""
     signals = _signals(table, streams)
     context["asset_state_store"][partition_asset(table)].set(PUBLISHED_TO, signals.number)
     return signals.held()
 
 
 def facts(s: Signal) -> dict[str, Any]:
-    """Return the facts about a window, as an event's extra has them under the window's partition key."""
+    """Return the facts about a signalled window. An event's extra has them under the window's partition key."""
     return {
         "revision": s.revision,
         "rows": s.rows,
@@ -170,7 +174,7 @@ def _assets(table: str) -> dict[str, Asset]:
 
 
 def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
-    """Return the tasks that have something to send or to report, including unfinished work of earlier runs."""
+    """Return the ids of the tasks that have something to send or to report, including work that earlier runs left."""
     missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
     published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
     unpublished = any(not s.sent for s in signals.after(published_to))
@@ -188,7 +192,7 @@ def _describe(s: Signal) -> str:
 def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates | None:
     """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
 
-    `store` remembers that the table had a suite with expectations. Raises SpecError if this suite is gone, because
+    `store` keeps whether the table had a suite with expectations. Raises SpecError if that suite is gone, because
     windows would be signalled without their gate.
     """
     suite = find_suite(expectations, table) if expectations else None
@@ -206,6 +210,7 @@ def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates 
 
 
 def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
+    """Run the suite on windows. Return the outcome of each window; empty if the table has no snapshot."""
     head = head_of(seen.table.metadata)
     if head is None:
         return {}

@@ -1,7 +1,7 @@
 """Waits in the triggerer until a table has windows to signal, or another process has signalled one.
 
-Reading the metadata takes about 50 ms; an Airflow task takes seconds to start. So one deferred task polls, and a worker
-is used only when there is something to signal, to evaluate or to send.
+Reading the metadata takes about 50 ms, whereas an Airflow task takes seconds to start. So one deferred task polls, and
+a worker is used only when there is something to signal, evaluate or send.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Polls a table, and fires when windows can be signalled or were signalled.
+    """Polls a table, and fires when windows can be signalled, or when another process has signalled some.
 
     Its arguments are `table`, `streams`, and `number`: the number of the table's last signal when the task was
     deferred. A signal with a higher number came from another process, for example from a release.
@@ -85,7 +85,7 @@ class CompletionTrigger(PollingTrigger):
     """When late rows were last searched in the tables of a template; None if only the task did, before it deferred."""
 
     def poll(self) -> tuple[Payload | None, str]:
-        """Return an event if the task has work to do, and a sentence on why the next window is not complete."""
+        """Return an event if the task has work to do, and a sentence that says why the next window is not complete."""
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))

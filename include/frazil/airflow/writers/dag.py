@@ -40,8 +40,8 @@ def writer_dags(
     """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
     application.
 
-    An unreadable file affects no other DAG. Its own DAG stays as it was and shows the error, and a running writer
-    continues. The DAG of a removed stream stays for a while, so that its run can end with the writer.
+    An unreadable file affects only its own DAG, which stays as it was and shows the error; a running writer continues.
+    The DAG of a removed stream stays for a while, so that its run can end with the writer.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
@@ -150,7 +150,9 @@ def _writer_dag(
 
 
 def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:
-    """Return the DAG arguments for an application with these streams. It is removed if all of them are."""
+    """Return the DAG arguments for an application with these streams. If all streams are removed, the DAG has no
+    schedule.
+    """
     removed = all(one.removed for one in streams)
     specs = [one.spec for one in streams if one.spec]
     return {

@@ -93,9 +93,9 @@ class HostedStreamTrigger(UserActionTrigger):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _apply_user_action(self) -> None:
-        """Apply a mark or a clear of the task to the stream.
+        """Apply a user's action on the task to the stream: a mark pauses it, a clear restarts it.
 
-        After other changes, the application keeps running the stream.
+        After any other change, the application keeps running the stream.
         """
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
@@ -162,13 +162,13 @@ class HostedStreamTrigger(UserActionTrigger):
         return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
-        """Describe the pause of a stream, and how to resume it; empty if it is not paused."""
+        """Return a sentence about the pause of a stream, and how to resume it; empty if it is not paused."""
         if observation.is_alive or not observation.belongs or (desired := self._open_desired().read()).mode != "paused":
             return ""
         return f"; paused by {desired.by}: {desired.reason}; start it with `frazil resume {self.stream}`"
 
     def _announce(self, given_up: GivenUp) -> None:
-        """Record that this try fails because the application gave up, for the try after a *Clear*."""
+        """Record that this try fails because the application gave up. The next try, after a *Clear*, reads this."""
         from frazil.host.given_up import announce_given_up  # needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
@@ -186,7 +186,7 @@ class HostedStreamTrigger(UserActionTrigger):
             desired.pause(by=BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
-        """Restart the stream. Undoes a pause that was made in Airflow, and no other pause."""
+        """Restart the stream. This undoes only a pause that was made in Airflow."""
         desired = self._open_desired()
         now = desired.read()
         if now.mode == "paused" and now.by != BY:

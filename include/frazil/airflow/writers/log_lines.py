@@ -1,8 +1,9 @@
 """Selects the lines of a writer's log that are copied to its task's log. The complete log is in writer.log.
 
-A deferred task may run for weeks, and Airflow never rotates a task's log, so the lines per hour are limited. Lines that
-differ only in their numbers, such as the two lines of each batch, have the same shape. The first lines of a shape are
-copied; after that the newest line is copied once an hour, with a count. Warnings beyond the limit are counted.
+A deferred task may run for weeks, and Airflow never rotates a task's log, so the number of lines per hour is limited.
+Lines that differ only in their numbers, such as the two lines of each batch, have the same shape. The first lines of a
+shape are copied; after that the newest line is copied once an hour, with a count. Warnings beyond the limit are
+counted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
-"""Maximum number of copied lines per hour: the first lines, so that a start is shown completely."""
+"""Maximum number of copied warnings and of other copied lines per hour. The first lines are copied, so that a start is
+shown completely.
+"""
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
-"""Maximum number of copied lines of one shape before the hourly line."""
+"""Maximum number of copied warnings, and of other copied lines, of one shape before the hourly line."""
 HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
 
 def shape(line: str) -> str:
-    """Return a line without its numbers."""
+    """Return a line's shape: the line with # in place of each number."""
     return _NUMBERS.sub("#", line)
 
 
@@ -39,7 +42,7 @@ class ShapeCount:
 
 @dataclass(slots=True)
 class WriterLines:
-    """Decides which lines are copied. Keeps counts by shape, across pieces of the log."""
+    """Decides which lines are copied. Counts lines by shape, across the parts of the log."""
 
     _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     """Times of copied warnings (True), and of other copied lines (False)."""
@@ -53,7 +56,7 @@ class WriterLines:
         self._alike.clear()
 
     def lines_to_copy(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
-        """Yield the lines to copy, each with its level. Lines that count omitted lines come first."""
+        """Yield the lines to copy, each with its level. Lines with counts of omitted lines come first."""
         yield from self._after_an_hour(now_s)
         for level, line in lines:
             warns, kind = level >= logging.WARNING, shape(line)
@@ -75,6 +78,7 @@ class WriterLines:
             yield level, line
 
     def _after_an_hour(self, now_s: float) -> Iterator[tuple[int, str]]:
+        """Yield the newest omitted line of each shape whose hour is over, with the number of omitted lines."""
         for kind, alike in list(self._alike.items()):
             if now_s - alike.since_s < HOUR_S:
                 continue

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import Step, Supervisor
 
 BY = "Airflow"
+"""The author of changes of the desired state that users make in Airflow."""
 
 _ENDED = frozenset(
     {
@@ -30,8 +31,10 @@ _ENDED = frozenset(
 
 
 class TaskAction(StrEnum):
+    """What a user did to a task, or why else Airflow killed its trigger."""
+
     MARKED = "marked"
-    """A user marked the task failed or success: the writer stops, and stays stopped."""
+    """A user marked the task as failed or as success: the writer stops, and stays stopped."""
     CLEARED = "cleared"
     """A user cleared the task: a new writer replaces the running writer."""
     DELETED = "deleted with its run"
@@ -49,11 +52,11 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The number of the try that supervises now; None if it belongs to another run, or if no try supervises."""
+    """The number of the try that supervises now; None if no try of this run supervises."""
 
 
 def find_task_action(task: DeferredTask) -> TaskAction:
-    """Return the user's action that explains the task's state now."""
+    """Return the action that explains the task's current state."""
     if not task.exists_now:
         return TaskAction.DELETED
     if task.state_now in _ENDED:

@@ -34,10 +34,10 @@ LOG_INTERVAL_S = 3_600.0
 The task itself shows the newest state (`frazil.airflow.shown_state`).
 """
 REMOVAL_DELAY_S = 60.0
-"""Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may come back."""
+"""Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may return."""
 CONNECTION_TIMEOUT_S = 30.0
 CLAIM_TIMEOUT_S = 3.0
-"""Seconds in which the next try of a cleared task writes its claim, if its trigger runs on this host."""
+"""Seconds within which the next try of a cleared task writes its claim, if its trigger runs on this host."""
 FETCH_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 28.0
 """Less than the 30 s that Airflow allows a trigger for a kill."""
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class UserActionTrigger(BaseTrigger):
-    """A trigger that applies a user's action on its task to the stream.
+    """A trigger that applies a user's action on its task to the task's stream.
 
     When a user acts on the task, Airflow kills the trigger.
     """
@@ -100,13 +100,13 @@ class UserActionTrigger(BaseTrigger):
         return await fetch_task(self.stream, **ids, try_number=instance.try_number)
 
     async def _preload(self) -> None:
-        """Read the task's state once, so that Airflow's modules are imported before a kill leaves no time for that."""
+        """Read the task's state once, so that Airflow's modules are already imported when a kill leaves little time."""
         with suppress(Exception):
             await self._fetch_task()
 
 
 class WriterTrigger(UserActionTrigger):
-    """Steps the supervisor of one writer every few seconds.
+    """Runs a step of one writer's supervisor every few seconds.
 
     The trigger has no state and no secret: a restarted triggerer creates it again from the same arguments, and it finds
     the writer by the run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
@@ -148,7 +148,7 @@ class WriterTrigger(UserActionTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Step, report and wait in a loop, until the task must end."""
+        """Run steps, report and wait in a loop, until the task must end."""
         await in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
@@ -197,7 +197,9 @@ class WriterTrigger(UserActionTrigger):
         return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
-        """Record the claim on this host, because the worker that deferred the task may run on another."""
+        """Record on this host which run supervises, because the worker that deferred the task may run on another
+        host.
+        """
         from frazil.host.claim import Claim, write_claim  # needed by a triggerer only
         from frazil.host.given_up import settle_given_up
 
@@ -210,6 +212,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: Step) -> None:
+        """Record that this run fails because the supervisor gave up."""
         from frazil.host.given_up import announce_given_up
 
         if (instance := self.task_instance) is None:
@@ -226,7 +229,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """Create the supervisor in a thread, because importing PyIceberg takes a second."""
+        """Return the supervisor. It is created once, in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
             self._supervisor = await in_thread(partial(self._supervise, asyncio.get_running_loop()))
         return self._supervisor
@@ -246,7 +249,7 @@ class WriterTrigger(UserActionTrigger):
     def _log_step(self, step: Step) -> None:
         """Log the selected lines of the writer's log, a stall that began or ended, and the decision.
 
-        A decision is logged if it changed, or was last logged an hour ago.
+        An unchanged decision is logged once an hour.
         """
         from frazil.host.writer_log import with_levels
 
@@ -268,7 +271,7 @@ class WriterTrigger(UserActionTrigger):
 
     @staticmethod
     def _stable_parts(step: Step) -> tuple[object, ...]:
-        """Return the parts of a step that are compared to find a new decision."""
+        """Return the parts of a step that decide whether its decision is new."""
         return step.decision.action, step.decision.cause, step.decision.until_ms, shape(step.problem or "")
 
     def _report_stall(self, stall: Stall | None) -> None:

@@ -1,4 +1,4 @@
-"""Maps the type in `source.format` to the code of the record format, which is in this folder."""
+"""Creates the decoder that `source.format` declares. The code of each record format is in this folder."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ PlainFormat = str | Mapping[str, Any]
 """A format as returned by `plain_format`: a format's name, or a mapping."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
-"""Makes a decoder from a format, an Iceberg schema and units. Raises SpecError for a column that the format cannot
-fill.
+"""Creates a decoder from a format, an Iceberg schema and units. Raises SpecError for a column type that the format does
+not support.
 """
 
 
@@ -51,7 +51,7 @@ def _json(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
 
 
 def _add_framing(declared: ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder of the lines and frames around JSON objects, which `decode` reads."""
+    """Return a decoder that removes the lines and frames around JSON objects before `decode` reads these."""
     from frazil.ingest.formats.json.framed import FramedDecoder
     from frazil.ingest.formats.json.lines import LinesDecoder
 
@@ -121,7 +121,7 @@ CHECKS: Mapping[str, Callable[[StructType], None]] = {
     "avro": lambda schema: json_types.check_supported(schema, "avro"),
     "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
 }
-"""Check of each format. A check raises SpecError for a column that its format cannot fill."""
+"""The check of each format. A check raises SpecError for a column type that its format does not support."""
 
 Quoter = Callable[[bytes, Sequence[str | int]], str | None]
 """Function that takes a decoded record and a path, and returns the text of the value at this path, as sent.
@@ -143,7 +143,7 @@ def decoder(
     id to the unit of its numbers. Unless `evolution` is off, the decoder also reports fields and types that the schema
     does not have. `hidden` has the lower-case paths of sensitive fields, which are omitted from `rest` columns.
 
-    Raises SpecError for an unknown format, and for a column type that the format cannot fill.
+    Raises SpecError for an unknown format, and for a column type that the format does not support.
     """
     declared = _parse(plain)
     make = partial(FORMATS[declared.type], declared)
@@ -171,10 +171,10 @@ def _unwrap_path(declared: ValueFormat) -> tuple[str, ...]:
 
 
 def quoter(plain: PlainFormat) -> Quoter:
-    """Return a function that quotes values of records in this format. Raises SpecError as `decoder` does."""
+    """Return a function that quotes values of records in this format. Raises SpecError for an unknown format."""
     declared = _parse(plain)
     if isinstance(declared, CsvFormat):
-        return Line(declared).quoted
+        return Line(declared).quote_field
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
     around = _unwrap_path(declared)
@@ -200,7 +200,7 @@ def has_several_rows(plain: PlainFormat) -> bool:
 
 
 def check_supported(schema: Schema, declared: ValueFormat) -> None:
-    """Raise SpecError for a column that no record could fill, or for an invalid declared schema."""
+    """Raise SpecError for a column type that the format does not support, or for an invalid declared schema."""
     CHECKS[_check_known(declared.type)](schema.as_struct())
     if isinstance(declared, AvroFormat) and declared.registry is None:
         try:

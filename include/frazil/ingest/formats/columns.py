@@ -40,7 +40,9 @@ from frazil.ingest.formats.json.words import ROOM, USED, Memory, copy_strings
 from frazil.ingest.schema_drift import Path
 
 TARGET_WORDS = 4 * 2**20
-"""Approximate number of 64-bit words read together. Chunks with wide rows are read in parts, which reuse the memory."""
+"""Approximate memory for the records that are read together, in 64-bit words. Chunks with wide rows are read in parts,
+which reuse the memory.
+"""
 MIN_RECORDS = 1024
 """Minimum number of records that are read together."""
 
@@ -59,7 +61,7 @@ class Columns:
 
     @property
     def memory(self) -> Memory:
-        """The arrays as they are now; `begin` and `grow` may replace them."""
+        """The current arrays; `begin` and `grow` may replace them."""
         return Memory(self.nodes, self.words, self.valid, self.domains)
 
     @property
@@ -68,7 +70,9 @@ class Columns:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from `rest` columns. Call this before `watch`."""
+        """Omit the fields at these lower-case paths from `rest` columns. Call this before `watch`, whose effect it
+        undoes.
+        """
         self.nodes, self.lists, self.names = nodes(self._schema, self._units, hidden)
         self._allocate()
 
@@ -181,7 +185,7 @@ def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
 
 
 def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
-    """Return fixed-length values with zeros where a value is null. `octets` has only the valid values."""
+    """Return fixed-length values, with zeros where a value is null. `octets` has only the valid values."""
     spread = np.zeros((len(valid), length), np.uint8)
     spread[valid] = octets.reshape(-1, length)
     return spread

@@ -1,4 +1,5 @@
-"""Decodes Debezium's change events (envelopes), which have a row before and after a change, to rows of a change file.
+"""Decodes Debezium's change events (envelopes) to rows of a change file. An event has the row before and after a
+change.
 
 The format's own decoder reads an event as a record of nested structs, which is then flattened in Arrow. For a create,
 update or snapshot read, the row is taken from `after`; for a delete, the key is taken from `before`. An update that
@@ -56,7 +57,7 @@ UNAVAILABLE_TEXT = (
     "does not have this value. Set replica identity full on the source's table"
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
-"""Units that events use instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
+"""Units that apply in events instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
 OF_MONGODB = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
@@ -64,7 +65,7 @@ OF_MONGODB = (
 _LAYER = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
 """Pattern of the start of an error about a row that is missing or is not an object."""
 _SKIPPED = ("m",)
-"""Operations that change no row: `m` is a message that an application wrote to the log."""
+"""Operations that do not change a row: `m` is a message that an application wrote to the log."""
 _STATES = ("c", "u", "r")
 _DRIFT_WITHIN = tuple(
     Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
@@ -74,8 +75,8 @@ _DRIFT_WITHIN = tuple(
 class EnvelopeDecoder:
     """Decodes the events of one stream.
 
-    A tombstone becomes neither a row nor a rejection, because a delete event precedes it. Nor does an event that
-    changes no row.
+    Tombstones become neither rows nor rejections, because a delete event precedes each. The same applies to events that
+    do not change a row.
     """
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
@@ -148,7 +149,7 @@ class EnvelopeDecoder:
         ]
 
     def _event_type(self, kind: IcebergType, own: _Ids) -> IcebergType:
-        """Return the type that the value of a column of type `kind` has in an event."""
+        """Return the type that a value of this column type has in an event."""
         if isinstance(kind, StructType):
             return self._unavailable.add_placeholder_field(kind, own)
         if self._envelope.times == "iso":
@@ -205,7 +206,9 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
-        """Return the rejection with the remedy for MongoDB's connector, whose documents are texts without columns."""
+        """Return the rejection. If MongoDB's connector wrote the event, its error says how to read the connector's text
+        documents.
+        """
         layer = _LAYER.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -218,7 +221,9 @@ class EnvelopeDecoder:
         return rows.append_column(KEPT, kept)
 
     def _find_key_changes(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
-        """Mask of updates that change the key: `before` has a complete key that differs from the key in `after`."""
+        """Return a mask of the updates that change the key: `before` has a complete key that differs from the one in
+        `after`.
+        """
         found = np.zeros(len(op), np.bool_)
         whole = true_where(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
@@ -237,7 +242,7 @@ class EnvelopeDecoder:
         return rows.filter(pa.array(moved))
 
     def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
-        """Return the indexes in `decoded` of events that change no row, such as heartbeats."""
+        """Return the indexes in `decoded` of events that do not change a row, such as heartbeats."""
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         without_op = np.flatnonzero(true_where(op.is_null())).tolist()
         is_other = self._decode.is_other_event
@@ -246,6 +251,7 @@ class EnvelopeDecoder:
     def _find_errors(
         self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
+        """Map the row index of each event that cannot be applied to an error class and text."""
         found: dict[int, tuple[str, str]] = {}
         for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
             operation = op[row].as_py()
@@ -259,7 +265,7 @@ class EnvelopeDecoder:
                 found[row] = (NOT_AN_ENVELOPE, f"op: {operation!r:.50}: c, u, r, d, t or m is needed")
         for name, rows in (("after", states), ("before", deletes)):
             for row in np.flatnonzero(rows & ~parts.is_present(name)).tolist():
-                hint = "; let the source's table have a replica identity" if name == "before" else ""
+                hint = "; give the source's table a replica identity" if name == "before" else ""
                 found[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
         return found
 
@@ -278,10 +284,10 @@ class EnvelopeDecoder:
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Find the values that events omit because an update left them unchanged. A placeholder stands for them.
+        """Find the values that events omit because an update left them unchanged. Events have a placeholder instead.
 
         Returns a map from a column to the mask of its omitted values, and the columns with null for these values.
-        Snapshot events and keys have all values: a placeholder in them counts as an ordinary value.
+        Snapshot events and keys have all values, so a placeholder in them counts as an ordinary value.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -297,7 +303,7 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return a list array: for each row, the field ids of the columns that its event left unchanged."""
+        """Return an array with a list for each row: the field ids of the columns that its event left unchanged."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -308,8 +314,8 @@ class EnvelopeDecoder:
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the row index and error of updates with a null that may mean "unchanged".
 
-        The null is ambiguous if the event has no `before`. A missing field is not ambiguous: the connector omits
-        the whole column.
+        The null is ambiguous if the event has no `before`. A missing field is not ambiguous: then the connector leaves
+        out the whole column.
         """
         bare = true_where(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():
@@ -322,7 +328,7 @@ class EnvelopeDecoder:
         """Return a function from a row's index to the field names of `after` in its event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
-        names = decode.names
+        names = decode.field_names
 
         @cache
         def after_names(row: int) -> Collection[str]:
@@ -334,7 +340,7 @@ class EnvelopeDecoder:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Decoded events. An event is the record itself or its `payload`; `wrapped` is the mask of the latter."""
+    """Decoded events. An event is either the record itself or its `payload`; `wrapped` is the mask of the latter."""
 
     rows: dict[str, pa.Array]
     payload: pa.StructArray
@@ -368,6 +374,8 @@ class _Parts:
 
 
 class _Ids:
+    """Returns the next unused field id at each call."""
+
     def __init__(self, first: int) -> None:
         self._next = first
 
@@ -414,7 +422,7 @@ def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
 
 
 def _convert_times(values: pa.Array, kind: IcebergType) -> pa.Array:
-    """Convert the numbers that Debezium writes for dates and times; other values stay unchanged."""
+    """Convert the numbers that Debezium writes for dates and times. Other values stay unchanged."""
     if isinstance(kind, DateType):
         return values.cast(pa.int32()).cast(pa.date32())
     return values.cast(pa.time64("us")) if isinstance(kind, TimeType) else values

@@ -1,4 +1,4 @@
-"""Fills columns from fields of other names and at other places in a record.
+"""Fills columns from fields that have other names, or that are elsewhere in the record.
 
 A format's own decoder reads a record with the shape in which the fields arrive. Their values are then moved to the
 columns. All formats with field names share this module.
@@ -32,25 +32,25 @@ from frazil.spec.paths import FieldPath
 FIRST_ID = 400_000_000
 """First field id of the objects and lists that enclose the fields."""
 Unit = str | Mapping[str, Any]
-"""How a column's values arrive: a unit (see `json.types.Units`), or a mapping with more: see `Reading`."""
+"""How a column's values arrive in records: a unit (see `json.types.Units`), or several settings (see `Reading`)."""
 Make = Callable[[Schema, Mapping[int, str]], Decoder]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a column is read from records."""
+    """Where records have a column's values, and how these are read."""
 
     unit: str | None = None
     path: FieldPath | None = None
     """The field's path; None if it has the column's name."""
     is_lenient: bool = False
-    """Whether values of other forms are cast, and counted."""
+    """Whether values in other forms are cast to the column's type, and counted."""
     rounding: str | None = None
-    """How decimals with more digits are rounded; None if they are rejected."""
+    """How decimals with more digits than the column's scale are rounded; None if they are rejected."""
     nulls: tuple[Any, ...] = ()
-    """Values that mean null."""
+    """Values that become null."""
     default: Any = None
-    """The value of a missing or null field, as in a record; None if there is none."""
+    """The value that replaces a missing or null field, in the form that records have; None if there is none."""
 
     @classmethod
     def of(cls, unit: Unit | None) -> Reading:
@@ -67,12 +67,12 @@ class Reading:
         )
 
     def needs_text(self, field: NestedField) -> bool:
-        """Return whether the values of a column are first read as JSON text."""
+        """Return whether the column's values are first read as JSON text."""
         return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))
 
 
 def unit_of(unit: Unit | None) -> str | None:
-    """Return the unit alone."""
+    """Return the unit, without the other settings."""
     return Reading.of(unit).unit
 
 
@@ -81,7 +81,7 @@ def without_default(unit: Unit) -> Unit:
 
 
 def read_from(path: FieldPath, unit: Unit | None) -> Unit:
-    """Return how a column is read from a field at this path, and otherwise as `unit` describes."""
+    """Return `unit` with the path of the field from which the column is read."""
     plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
     return {**plain, "from": path}
 
@@ -92,16 +92,16 @@ def has_aliases(unit: Unit | None) -> bool:
 
 
 def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
-    """Return where records have the value at this path of a column. `units` is by column name."""
+    """Return where a record has the value that a column has at this path. `units` maps a column's name to its unit."""
     return (*(Reading.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """How the records of a format are built."""
+    """How a format's records are structured."""
 
     within: Path = ()
-    """The path of the object that has the fields."""
+    """The path of the object that contains the fields; empty if the record itself contains them."""
     lists: bool = True
     """Whether all elements of a list have the same type."""
     times: bool = False
@@ -116,7 +116,7 @@ def reading_fields(make: Make, schema: Schema, units: Mapping[int, Unit], record
 
 
 class FieldsDecoder:
-    """Decodes records with fields at any place to the columns of one schema."""
+    """Decodes fields at any place in a record to the columns of one schema."""
 
     def __init__(self, make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> None:
         within, lists = records.within, records.lists
@@ -140,12 +140,12 @@ class FieldsDecoder:
         forms: dict[FieldPath, set[tuple[IcebergType, Reading]]] = {}
         for field in fields:
             form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN), path=None))
-            forms.setdefault(shape.steps(self._paths[field.name]), set()).add(form)
+            forms.setdefault(shape.error_path(self._paths[field.name]), set()).add(form)
         texts = {
             field: reading
             for field in fields
             if (reading := readings.get(field.field_id, _PLAIN)).needs_text(field)
-            or len(forms[shape.steps(self._paths[field.name])]) > 1  # elements of one list, read in several ways
+            or len(forms[shape.error_path(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
         self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
         for field in fields:
@@ -160,13 +160,13 @@ class FieldsDecoder:
             for field in fields
             if field.required and field not in texts and any(isinstance(step, int) for step in self._paths[field.name])
         ]
-        before = {".".join(map(str, shape.steps((*within, *path)))): name for name, path in self._paths.items()}
+        before = {".".join(map(str, shape.error_path((*within, *path)))): name for name, path in self._paths.items()}
         self._errors = sorted(before.items(), reverse=True)
 
     def _inside_texts(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
     ) -> dict[str, FieldsDecoder]:
-        """Map each column with JSON text to a decoder of this text, for the other columns that are read from it."""
+        """Map each column of JSON text to a decoder for the other columns that are read from this text."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
@@ -191,7 +191,10 @@ class FieldsDecoder:
         return [*self._arrow_schema.names]
 
     def withhold(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths of columns from the `rest` column, wherever records have them."""
+        """Omit the fields that fill these columns from the `rest` column, wherever records have them.
+
+        `hidden` has lower-case paths of columns.
+        """
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
@@ -243,7 +246,10 @@ class FieldsDecoder:
         return error
 
     def _of_columns(self, drift: SchemaDrift) -> SchemaDrift:
-        """Return the drift with columns' names. New fields next to those of columns, in an object, are left out."""
+        """Return the drift with the columns' names instead of paths in records.
+
+        New fields are left out if they are in an object from which columns are read.
+        """
         if not drift.is_change:
             return drift
         names = {path: name for name, path in self._paths.items()}
@@ -269,7 +275,7 @@ class FieldsDecoder:
 
 
 class _Texts:
-    """Reads columns whose values arrived as JSON texts: casts the texts, and decodes them as strictly as records."""
+    """Reads columns whose values arrived as JSON texts. It casts the texts, and decodes them as strictly as records."""
 
     def __init__(
         self,
@@ -291,7 +297,7 @@ class _Texts:
         )
 
     def __call__(self, decoded: Decoded) -> Decoded:
-        """Replace the texts by values. Rejects the records with a text that is no value of its column."""
+        """Replace the texts by values. Records with a text that is not a valid value of its column are rejected."""
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self._columns.items()):
@@ -315,7 +321,10 @@ class _Texts:
 
 
 def _again(decoded: Decoded, found: Decoded, names: Collection[str]) -> Decoded:
-    """Set columns to those of `found`, whose records are the rows of `decoded`. Rejects the records that it rejects."""
+    """Return `decoded` with these columns from `found`. Records that `found` rejects are rejected.
+
+    The records of `found` are the rows of `decoded`.
+    """
     order = np.argsort(found.kept, kind="stable")
     places = found.kept[order]
     rows = decoded.rows.take(pa.array(places))
@@ -351,7 +360,7 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     """Return the default of a column, as an array of one value; None if it has none.
 
-    Raises SpecError if the default is no value of the column.
+    Raises SpecError if the default is not a valid value of the column.
     """
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
@@ -366,7 +375,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
 
 
 def filled_with(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
-    """Fill the nulls of a column from another column, or with its only value.
+    """Return the column with its nulls filled from `other`: row by row, or with its only value.
 
     Arrow's `coalesce` and `fill_null` do not support every type.
     """
@@ -381,7 +390,7 @@ _PLAIN = Reading()
 
 
 class _Shape:
-    """The fields of a record, as objects, lists and columns within each other."""
+    """The fields of a record as a tree: objects and lists, with columns as leaves."""
 
     def __init__(self, *, lists: bool) -> None:
         self.units: dict[int, str] = {}
@@ -390,7 +399,7 @@ class _Shape:
         self._ids = FIRST_ID
 
     def put(self, path: FieldPath, field: NestedField) -> None:
-        """Add a column at a path. One that is within a list becomes optional, because elements may be missing."""
+        """Add a column at a path. A column inside a list becomes optional, because elements may be missing."""
         tree = self._tree
         *outer, last = self._merged(path)
         for step in outer:
@@ -401,8 +410,8 @@ class _Shape:
     def _merged(self, path: FieldPath) -> FieldPath:
         return tuple(0 if self._lists and isinstance(step, int) else step for step in path)
 
-    def steps(self, path: FieldPath) -> FieldPath:
-        """Return the path as in a decoder's error texts."""
+    def error_path(self, path: FieldPath) -> FieldPath:
+        """Return the path in the form that a decoder's error texts have."""
         return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
 
     def fields(self) -> list[NestedField]:

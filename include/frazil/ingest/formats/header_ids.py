@@ -1,4 +1,5 @@
-"""Reads schema ids from headers, where newer serializers of Confluent write them instead of a frame before the value.
+"""Reads schema ids from headers, where newer serializers of Confluent write them instead of in a frame before the
+value.
 
 The header has a byte and the id, or a byte and the schema's GUID, and in Protobuf also the message's indexes. A frame
 with the same content is put before the value, so that the format's decoder reads it as usual.
@@ -26,7 +27,7 @@ class HeaderIdDecoder(WrappingDecoder):
     """Decodes records whose schema id is in a header or in a frame."""
 
     def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
-        """`id_of` returns the id that stands for a GUID."""
+        """`id_of` returns a schema id for a GUID."""
         super().__init__(decode)
         self._id_of = id_of
 
@@ -52,13 +53,13 @@ class HeaderIdDecoder(WrappingDecoder):
             else:
                 values[place] = frame + (values[place] or b"")
         good = np.setdiff1d(np.arange(len(chunk)), [r.index for r in wrong])
-        part = chunk.part(good, chunk.target)
+        part = chunk.select(good, chunk.target)
         decoded = self._decode(dataclasses.replace(part, values=BinaryColumn.of([values[i] for i in good.tolist()])))
-        moved = decoded.moved(good)
+        moved = decoded.with_indexes(good)
         return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
 
     def _frame(self, header: bytes) -> bytes | None:
-        """Return the frame with the same content as a header; None if the header has no id."""
+        """Return the frame that corresponds to a header; None if the header has neither an id nor a GUID."""
         if len(header) >= _ID_END and header[0] == _ID:
             return header
         if len(header) >= _GUID_END and header[0] == _GUID:

@@ -1,4 +1,4 @@
-"""Rewrites the JSON texts of values whose column has a lenient cast, or names values that mean null.
+"""Rewrites the JSON texts of columns that declare a lenient cast, a rounding, or values that become null.
 
 The rewritten texts are then read as strictly as any other value.
 """
@@ -17,7 +17,7 @@ from pyiceberg import types as iceberg
 ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
 
 Rule = tuple[str, str]
-"""A pattern of a whole JSON text, and its replacement. RE2 takes time linear in the text."""
+"""A pattern for a whole JSON text, and the text's replacement. RE2 takes time linear in the text."""
 
 _WHOLE: tuple[Rule, ...] = (
     (r'^"\s*(?:\+|(-?))0*([0-9]+)(?:\.0*)?\s*"$', r"\1\2"),
@@ -29,7 +29,7 @@ _NUMBER: tuple[Rule, ...] = (
 )
 _TRIMMED: tuple[Rule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
 _SECONDS: tuple[Rule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
-"""Times in seconds are numbers or strings, with or without a cast."""
+"""Rules for times in seconds. These may be numbers or strings even without a lenient cast."""
 _RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
     iceberg.IntegerType: _WHOLE,
     iceberg.LongType: _WHOLE,
@@ -43,21 +43,21 @@ _RULES: Mapping[type[iceberg.IcebergType], tuple[Rule, ...]] = {
 
 
 def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[Rule, ...]:
-    """Return the rules by which texts of other forms become values of a type."""
+    """Return the rules that rewrite other forms of a value to a text of this type."""
     if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
         return _SECONDS if unit == "s" else _WHOLE
     return _RULES.get(type(kind), ())
 
 
 def rewritten(texts: pa.Array, rules: Iterable[Rule]) -> pa.Array:
-    """Apply the rules to the texts that match them."""
+    """Apply the rules to the texts that match them, and return all texts."""
     for pattern, replacement in rules:
         texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
     return texts
 
 
 def from_numbers(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
-    """Replace the numbers that Debezium writes for dates and times by the texts that JSON has for them."""
+    """Replace the numbers that Debezium writes for dates and times by ISO 8601 texts."""
 
     def day(text: str) -> str:
         try:
@@ -93,7 +93,9 @@ def rounded(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
 
 def without(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
-    """Replace the texts of these values by null. A number has several texts, and so does a string with escapes."""
+    """Replace the texts of these values by null. A number has several possible texts, and so has a string with
+    escapes.
+    """
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
     exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
@@ -120,7 +122,7 @@ def _content(text: str) -> str | None:
 
 
 def _each(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:
-    """Change the texts that the mask selects, each distinct text once."""
+    """Change the texts that the mask selects. `change` is called once for each distinct text."""
     mask = pc.fill_null(mask, False)
     if not pc.any(mask).as_py():
         return texts

@@ -1,4 +1,5 @@
-"""Recognises Debezium events that change no row: heartbeats, schema changes, transaction metadata, and tombstones.
+"""Recognises Debezium events that do not change a row: heartbeats, schema changes, transaction metadata, and
+tombstones.
 
 Debezium writes such events to separate topics, but a topic pattern, a transform or a connector setting can mix them
 with row changes. They are recognised by the name of their schema or, in JSON without a schema, by their fields.
@@ -19,12 +20,12 @@ _OPTIONAL = frozenset({"ts_ms"})
 
 
 def is_other_schema(name: str) -> bool:
-    """Return whether a Kafka Connect schema with this name belongs to an event that changes no row."""
+    """Return whether a Kafka Connect schema with this name belongs to an event that does not change a row."""
     return _NAMES.fullmatch(name) is not None
 
 
 def is_other_event(record: bytes) -> bool:
-    """Return whether a JSON record, with or without its schema, is an event that changes no row."""
+    """Return whether a JSON record, with or without its schema, is an event that does not change a row."""
     try:
         value = json.loads(record)
     except (ValueError, RecursionError):

@@ -21,9 +21,9 @@ from frazil.ingest.source_log import positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
 _POSTGRES_ID = re.compile(r"(\d+):\d+")
-"""PostgreSQL's transaction id, a colon, and the log position of the event."""
+"""Pattern of PostgreSQL's transaction id, a colon, and the log position of the event."""
 _COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
-"""The log position of the previous commit: the first element of PostgreSQL's `source.sequence`, a JSON array."""
+"""Pattern of the previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
 _CHANGES = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
 """Maximum length of a transaction id. Longer ids are shortened, and end with a hash of the whole id.
@@ -68,9 +68,9 @@ class TransactionDecoder:
         content = declared.model_copy(update={"envelope": None})
         self._decode: Decoder = FORMATS[declared.type](content, _schema(), {})
         self.unreadable = 0
-        """Number of records that `ends` could not read. Each may have been the end of a transaction."""
+        """Number of records that `read_ends` could not read. Each may have been the end of a transaction."""
 
-    def events(self, chunk: Chunk) -> list[Said]:
+    def read_transactions(self, chunk: Chunk) -> list[Said]:
         """Return the transaction of each record, in order."""
         transactions = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
@@ -84,8 +84,8 @@ class TransactionDecoder:
                     transactions[i] = Said(_shorten_id(transaction), order, position, _tables(*name))
         return transactions
 
-    def ends(self, chunk: Chunk) -> list[Ended]:
-        """Return the transaction ends among the records."""
+    def read_ends(self, chunk: Chunk) -> list[Ended]:
+        """Return the transaction ends among the records. Records that cannot be read are counted in `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [

@@ -65,7 +65,9 @@ class PlaceholderFinder:
         self._numbers = np.frombuffer(data, np.int8).tolist()
 
     def add_placeholder_field(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
-        """Add a field that receives the placeholder of an hstore column, if JSON allows the field's name."""
+        """Return the type of an hstore column, with a field that receives the placeholder if JSON allows the field's
+        name.
+        """
         if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
             return kind
         return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
@@ -117,6 +119,7 @@ class PlaceholderFinder:
         return found
 
     def _list_forms(self, element: pa.DataType) -> Iterator[pa.Array]:
+        """Yield each form of the placeholder in a list with elements of this type."""
         if pa.types.is_string(element) or pa.types.is_large_string(element):
             yield from (pa.array([text], element) for text in self._element_texts)
         elif pa.types.is_binary(element) or pa.types.is_large_binary(element):

@@ -1,11 +1,11 @@
-// Actions: a button opens a dialog that describes the effects; its button carries out the action.
+// Actions: a button opens a dialog that describes the effects. The dialog's button carries out the action.
 
 import { call, linkTo, Refused } from "./airflow.js";
 import { h, replace } from "./dom.js";
 import { words } from "./parts.js";
 
 const REASON = { name: "reason", label: "Reason (visible to others)", kind: "text", free: true };
-const TYPED_MS = 250; // The form is checked once the user pauses.
+const TYPING_PAUSE_MS = 250; // The form is checked once the user pauses.
 const DRY = { name: "dry-run", label: "Dry run: only log what would change", kind: "toggle", value: true };
 
 const ACTIONS = {
@@ -29,7 +29,7 @@ const ACTIONS = {
           timestamp: "at a Kafka timestamp",
         },
       },
-      { name: "at", label: "That time", kind: "text", hint: "2013-12-30 00:00Z", only: (form) => form.to === "timestamp" },
+      { name: "at", label: "Timestamp", kind: "text", hint: "2013-12-30 00:00Z", only: (form) => form.to === "timestamp" },
     ],
   },
   backfill: {
@@ -56,9 +56,9 @@ const ACTIONS = {
   },
 };
 
-/** The buttons of a subject; a sentence instead if the user may not act. */
+/** Return the action buttons of a stream or table, or a sentence if the user may not act. */
 export function actions(names, subject, may, page, given = {}) {
-  if (!may) return h("p", { class: "actions soft" }, "Read-only: Airflow does not permit you actions here.");
+  if (!may) return h("p", { class: "actions soft" }, "Read-only: Airflow does not permit you to act here.");
   return h(
     "div",
     { class: "actions", role: "group", "aria-label": "Actions" },
@@ -131,7 +131,7 @@ function open(name, subject, page, given) {
     if (!field.free) {
       asked += 1;
       state.asking = true;
-      soon = setTimeout(plan, field.kind === "text" ? TYPED_MS : 0);
+      soon = setTimeout(plan, field.kind === "text" ? TYPING_PAUSE_MS : 0);
     }
     draw();
   };

@@ -1,9 +1,9 @@
 // The theme of the surrounding Airflow, links to its pages, and calls to the page's API.
 
-/** Where Airflow's UI begins: this page is at …/frazil/ops/. */
+/** The path of Airflow's UI. This page is below it, at …/frazil/ops/. */
 const ROOT = location.pathname.replace(/\/frazil\/ops\/.*$/, "");
 
-function outer() {
+function parentWindow() {
   try {
     return window.parent !== window && window.parent.document ? window.parent : null;
   } catch {
@@ -11,9 +11,9 @@ function outer() {
   }
 }
 
-/** Light or dark as Airflow has it, and as the system has it where the page stands alone. */
+/** Follow the theme of Airflow, light or dark, or that of the system if the page is not inside Airflow. */
 export function followTheme() {
-  const around = outer()?.document.documentElement;
+  const around = parentWindow()?.document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const follow = () => {
     const named = around && ["dark", "light"].find((name) => around.classList.contains(name));
@@ -24,18 +24,18 @@ export function followTheme() {
   follow();
 }
 
-/** Keep the page's address in that of the surrounding Airflow, so that it can be shared and survives a reload. */
+/** Copy the page's URL fragment to the URL of the surrounding Airflow, so that it can be shared and survives a reload. */
 export function keepAddress() {
-  const around = outer();
+  const around = parentWindow();
   if (!around) return;
   if (!location.hash && around.location.hash.startsWith("#/")) location.replace(around.location.hash);
   const keep = () => around.history.replaceState(around.history.state, "", around.location.pathname + around.location.search + location.hash);
   for (const name of ["hashchange", "addresschange"]) addEventListener(name, keep);
 }
 
-/** Go to a page of Airflow, such as /dags/frazil_health. The frame may not navigate what is around it; a link there may. */
+/** Open a page of Airflow, such as /dags/frazil_health. The frame may not navigate its parent, but a link in the parent may. */
 export function goTo(path) {
-  const around = outer();
+  const around = parentWindow();
   if (!around) {
     location.assign(ROOT + path);
     return;
@@ -59,14 +59,14 @@ export function linkTo(path) {
   };
 }
 
-/** Attributes of a link to anywhere else, in a tab of its own. The frame may open none; a link around it may. */
+/** Attributes of an external link that opens a new tab. The frame may not open tabs, but a link in its parent may. */
 export function linkOut(address) {
   return {
     href: address,
     target: "_blank",
     rel: "noopener noreferrer",
     onclick: (event) => {
-      const around = outer();
+      const around = parentWindow();
       if (!around) return;
       event.preventDefault();
       const link = around.document.createElement("a");

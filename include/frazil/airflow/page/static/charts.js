@@ -22,9 +22,9 @@ export function spark(values, label) {
   );
 }
 
-/** The used share of a limit: full at the limit, and in the colour of trouble above it. */
-export function gauge(value, promise, label) {
-  const share = promise ? value / promise : 0;
+/** A bar with the used share of a limit. It is full at the limit, and has the colour of trouble above it. */
+export function gauge(value, limit, label) {
+  const share = limit ? value / limit : 0;
   const past = share > 1;
   return s(
     "svg",

@@ -2,17 +2,17 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("a", {href: "#", class: "x"}, "text", child, [more]): null, undefined and false children are left out. */
+/** Create an element: h("a", {href: "#", class: "x"}, "text", child, [more]). Children that are null, undefined or false are left out. */
 export function h(tag, attributes, ...children) {
-  return filled(document.createElement(tag), attributes, children);
+  return fill(document.createElement(tag), attributes, children);
 }
 
-/** The same, of SVG. */
+/** Create an SVG element, with the same arguments as `h`. */
 export function s(tag, attributes, ...children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
+  return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function filled(element, attributes, children) {
+function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -26,7 +26,7 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Put a new tree where the old one was; focus and selection stay in the element of the same data-key. */
+/** Replace the content of `place`. Focus and selection stay in the element with the same data-key. */
 export function replace(place, ...tree) {
   const active = document.activeElement;
   const key = place.contains(active) ? active.dataset?.key : null;

@@ -9,7 +9,7 @@ export function count(value) {
   return value === null || value === undefined ? UNKNOWN : WHOLE.format(value);
 }
 
-/** 12.3K, 4.5M; small numbers are whole. */
+/** 12.3K, 4.5M; numbers below 1,000 have no decimals. */
 export function short(value) {
   if (value === null || value === undefined) return UNKNOWN;
   return value < 1000 ? WHOLE.format(value) : SHORT.format(value);
@@ -54,12 +54,12 @@ export function moment(ms, now) {
 
 const MOMENT = /(?<![\w:-])(\d{4}-\d\d-\d\d)(?:T(\d\d)(?::(\d\d))?| (\d\d):(\d\d))(?::(\d\d))?(?:\.\d+)?Z?(?![\w+-]|[:.]\d)/g;
 
-/** A text whose moments, and windows of an hour, have the one form of the page: 2013-12-30 15:00, UTC; with seconds if there are some. */
+/** Return a text with all times and hourly windows in the page's format: 2013-12-30 15:00 (UTC), with seconds unless they are 0. */
 export function times(text) {
-  return text.replace(MOMENT, (_, day, hour, minute = "00", alone, beside, second = "00") => `${day} ${hour ?? alone}:${hour ? minute : beside}${second === "00" ? "" : `:${second}`}`);
+  return text.replace(MOMENT, (_, day, hour, minute = "00", plainHour, plainMinute, second = "00") => `${day} ${hour ?? plainHour}:${hour ? minute : plainMinute}${second === "00" ? "" : `:${second}`}`);
 }
 
-/** One such moment, if it is known. */
+/** Return one time in this format, if it is known. */
 export function iso(text) {
   return text ? times(text) : UNKNOWN;
 }

@@ -7,8 +7,8 @@ import { needsList } from "./parts.js";
 import * as stream from "./stream.js";
 import * as table from "./table.js";
 
-const EVERY_MS = 5000;
-const SOON_MS = 250;
+const REFRESH_INTERVAL_MS = 5000;
+const PENDING_INTERVAL_MS = 250;
 
 const VIEWS = [
   { at: /^$/, view: overview },
@@ -19,7 +19,7 @@ const VIEWS = [
 const page = document.getElementById("page");
 let shown = null; // {view, arguments, state, data, problem}
 let timer = null;
-let asked = 0;
+let lastRequest = 0;
 
 function route() {
   const path = decodeURIComponent(location.hash.replace(/^#\/?/, "").split("?")[0]);
@@ -31,7 +31,7 @@ function route() {
 }
 
 function show() {
-  document.querySelectorAll("dialog").forEach((dialog) => dialog.close()); // it is of the view before
+  document.querySelectorAll("dialog").forEach((dialog) => dialog.close()); // it belongs to the previous view
   const next = route();
   shown = { ...next, state: next.view.begin(...next.arguments), data: null, problem: null };
   draw();
@@ -43,24 +43,24 @@ async function load() {
   clearTimeout(timer);
   if (document.hidden) return;
   const mine = shown;
-  const number = ++asked;
+  const number = ++lastRequest;
   try {
     const data = await call(mine.view.path(...mine.arguments, mine.state));
-    if (mine !== shown || number !== asked) return;
+    if (mine !== shown || number !== lastRequest) return;
     mine.data = data;
     mine.problem = null;
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
-    if (mine !== shown || number !== asked) return;
+    if (mine !== shown || number !== lastRequest) return;
     mine.problem = error;
   }
   draw();
-  if (mine.data && !mine.data.pending && !mine.problem) asksFor()?.click();
-  timer = setTimeout(load, mine.data?.pending && !mine.problem ? SOON_MS : EVERY_MS);
+  if (mine.data && !mine.data.pending && !mine.problem) requestedButton()?.click();
+  timer = setTimeout(load, mine.data?.pending && !mine.problem ? PENDING_INTERVAL_MS : REFRESH_INTERVAL_MS);
 }
 
-/** The button of the action that the address asks for, as of `#/table/demo.ticks?action=release`, once; none where it is not offered. */
-function asksFor() {
+/** Return the button of the action in the URL, such as `#/table/demo.ticks?action=release`, but only once; null if the view does not offer it. */
+function requestedButton() {
   const [at, query] = location.hash.split("?");
   const action = new URLSearchParams(query).get("action");
   if (!action) return null;

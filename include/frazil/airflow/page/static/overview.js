@@ -4,7 +4,7 @@ import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, count, duration, iso, mean, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
-import { heldBy, needed, needsList } from "./parts.js";
+import { heldBy, needsList, problemItems } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
@@ -27,7 +27,7 @@ export function draw(data, state, page) {
     needsList(data.needs, 1, "all"),
     data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
     data.lines.length > 0 && controls(data.lines, state, page),
-    data.lines.length === 0 ? nothing(data) : found.length ? table(found, data.at_ms) : none(state, page),
+    data.lines.length === 0 ? noStreams() : found.length ? table(found, data.at_ms) : noMatches(state, page),
   ];
 }
 
@@ -40,11 +40,11 @@ function header(data) {
     h("h1", {}, "Streams"),
     data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
     data.pending && h("p", { class: "soft" }, "Loading …"),
-    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in all, mean of 10 min or more`),
+    data.lines.length > 0 && h("p", { class: "aside" }, `${rate(perSecond)} in total, mean of 10 min or more`),
   );
 }
 
-/** The level of some lines together: that of the one that needs attention most. */
+/** Return the most urgent level of some lines. */
 function worst(lines, level = 4) {
   return Math.min(level, ...lines.map((line) => line.level));
 }
@@ -119,20 +119,20 @@ function row(line, now) {
       "tr",
       {},
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
-      h("td", { "data-name": "State" }, badge(line.level, line.word), calm(line, now)),
+      h("td", { "data-name": "State" }, badge(line.level, line.word), stateNotes(line, now)),
       h("td", { "data-name": "Freshness" }, freshness(line)),
-      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table, now" }, short(line.lag)),
+      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table yet" }, short(line.lag)),
       h("td", { "data-name": "Records" }, records(line)),
       h("td", { "data-name": "Complete to" }, complete(line)),
-      h("td", { "data-name": "Dead letters", class: "n" }, letters(line)),
+      h("td", { "data-name": "Dead letters", class: "n" }, deadLetters(line)),
       h("td", { "data-name": "Table" }, health(line)),
     ),
     line.needs.length > 0 &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, needed(line.needs, `need-${line.stream}`)))),
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, problemItems(line.needs, `need-${line.stream}`)))),
   ];
 }
 
-function calm(line, now) {
+function stateNotes(line, now) {
   const old = line.at_ms !== null && (line.last_known || now - line.at_ms > OLD_MS) && h("small", { class: "calm" }, `${line.last_known ? "last known state, " : ""}as of ${ago(line.at_ms, now)}`);
   return [old, line.needs.length === 0 && line.notes.map((said) => h("small", { class: "calm" }, said))];
 }
@@ -142,9 +142,9 @@ function freshness(line) {
   const said = line.freshness_ms === 0 && line.lag === 0 ? "up to date" : duration(line.freshness_ms);
   return h(
     "span",
-    { class: "fresh", title: `Age of the oldest record that waits in Kafka, now. Promised: at most ${duration(line.promise_ms)}` },
+    { class: "fresh", title: `Current age of the oldest record that waits in Kafka. Limit: ${duration(line.promise_ms)}` },
     h("span", {}, said),
-    gauge(line.freshness_ms, line.promise_ms, `${said} of ${duration(line.promise_ms)} promised`),
+    gauge(line.freshness_ms, line.promise_ms, `${said}, limit ${duration(line.promise_ms)}`),
   );
 }
 
@@ -163,19 +163,19 @@ function complete(line) {
   return h("span", {}, iso(line.windows.complete_to), h("small", { class: "held-by", title: times(line.windows.waits_for) }, heldBy(line.windows)));
 }
 
-/** The state of its tables at the last measurement. */
+/** The health of the stream's tables at the last measurement. */
 function health(line) {
   if (!line.health) return h("span", { class: "faint" }, UNKNOWN);
   return [h("small", { class: "health" }, badge(line.health.level, line.health.word)), line.health.what.length > 0 && h("small", { class: "held-by" }, line.health.what.join(", "))];
 }
 
-function letters(line) {
+function deadLetters(line) {
   if (line.rejected_last_day === null) return h("span", { class: "faint" }, UNKNOWN);
   const said = short(line.rejected_last_day);
   return line.rejected_last_day ? h("strong", { title: "In the last 24 hours" }, said) : h("span", { class: "faint" }, "0");
 }
 
-function nothing() {
+function noStreams() {
   return h(
     "section",
     { class: "empty" },
@@ -185,7 +185,7 @@ function nothing() {
   );
 }
 
-function none(state, page) {
+function noMatches(state, page) {
   const clear = () => {
     Object.assign(state, { filter: "all", words: "" });
     page.draw();

@@ -5,37 +5,37 @@ import { h } from "./dom.js";
 import { times } from "./format.js";
 import { levelName } from "./marks.js";
 
-/** A sentence, with times as the page has them; what stands between backticks is code. */
+/** Return a sentence as nodes: times in the page's format, and text between backticks as code. */
 export function words(text) {
   return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : times(part)));
 }
 
-export function way(name) {
-  return h("nav", { class: "way", "aria-label": "Where you are" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", name);
+export function breadcrumb(name) {
+  return h("nav", { class: "way", "aria-label": "Breadcrumb" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", name);
 }
 
-const APART = "\u2002"; // an en space stays at the end of a line: what begins the next one is not indented
+const APART = "\u2002"; // an en space stays at the end of a line, so the next line is not indented
 
-/** What needs attention: {sentence, runbook} each, or a sentence alone; of the level of what it is about. */
+/** Return a list of problems, each {sentence, runbook, dag} or only a sentence, in the style of the level. */
 export function needsList(needs, level, key = "needs") {
-  return needs.length > 0 && h("ul", { class: `needs ${levelName(level)}`, "aria-label": "What needs attention" }, needed(needs, key));
+  return needs.length > 0 && h("ul", { class: `needs ${levelName(level)}`, "aria-label": "Needs attention" }, problemItems(needs, key));
 }
 
 /** The list items, each with a link to its DAG or runbook entry. Consecutive items with the same entry share one link. */
-export function needed(needs, key) {
+export function problemItems(needs, key) {
   const all = needs.map((need) => (typeof need === "string" ? { sentence: need } : need));
-  return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [APART, toDag(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [APART, entry(runbook, `${key}-${i}`)]));
+  return all.map(({ sentence, runbook, dag }, i) => h("li", {}, words(sentence), dag && [APART, dagLink(dag, `${key}-${i}`)], runbook && runbook !== all[i + 1]?.runbook && [APART, runbookLink(runbook, `${key}-${i}`)]));
 }
 
-function entry(runbook, key) {
+function runbookLink(runbook, key) {
   const name = runbook.split("#").at(-1);
   if (runbook.startsWith("docs/runbook.md")) return h("small", { class: "runbook" }, h("a", { href: `runbook.html#${name}`, "data-key": key }, `Runbook: ${name}`));
   if (!/^https?:\/\//.test(runbook)) return h("small", { class: "runbook" }, "Runbook: ", h("code", {}, runbook));
   return h("small", { class: "runbook" }, h("a", { ...linkOut(runbook), "data-key": key }, `Runbook: ${name}`));
 }
 
-function toDag(dag, key) {
-  return h("small", { class: "runbook" }, h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": key }, "Its DAG in Airflow"));
+function dagLink(dag, key) {
+  return h("small", { class: "runbook" }, h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": key }, "DAG in Airflow"));
 }
 
 /** What the next window waits for: topic partitions, streams and gates. */

@@ -1,4 +1,4 @@
-// A stream's recorded history: choice of the period, charts, and batch time by phase.
+// A stream's recorded history: a choice of periods, charts, and batch time by phase.
 
 import { h, s } from "./dom.js";
 import { bytes, duration, moment, rate } from "./format.js";
@@ -81,7 +81,7 @@ function charts(view, state, page) {
     { points: perSecond, title: "Records per second: written, and arrived (line)", bars: true, say: (value) => rate(value), against: { points: arrived, name: "arrived" } },
     { points: of((point) => point.lag), title: "Lag in records" },
     { points: of((point) => point.freshness_ms), title: "Freshness", say: duration, limit: view.line.promise_ms },
-    { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark behind the clock, at the end of each span", say: duration },
+    { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark delay at the end of each span", say: duration },
     { points: each("bytes"), title: `Average bytes per commit${view.routes ? ", in all its tables" : ""}`, bars: true, say: bytes },
     { points: of((point) => point.backpressure_ms), title: "Time by which batches exceeded the commit interval", say: duration },
   ];
@@ -95,7 +95,7 @@ const STAGES = { stage: "staging", commit: "committing", merge: "merging", wait:
 const WIDTH = 1200;
 const HEIGHT = 110;
 
-function spent(point) {
+function timeByPhase(point) {
   const merge = point.merge_ms;
   const commit = Math.max(point.commit_ms - merge, 0);
   return { stage: point.stage_ms, commit, merge, wait: Math.max(point.span_ms - point.stage_ms - commit - merge, 0) };
@@ -104,7 +104,7 @@ function spent(point) {
 function stages(view) {
   const points = view.points;
   if (!points.some(({ batches }) => batches)) return null;
-  const times = points.map(spent);
+  const times = points.map(timeByPhase);
   const total = Object.fromEntries(Object.keys(STAGES).map((name) => [name, times.reduce((sum, one) => sum + one[name], 0)]));
   const all = Object.values(total).reduce((a, b) => a + b, 0) || 1;
   const shown = Object.keys(STAGES).filter((name) => total[name] > 0);

@@ -1,10 +1,10 @@
-// The routed tables of a stream, of which there may be thousands, with a search.
+// The routed tables of a stream, with a search, because there may be thousands.
 
 import { h } from "./dom.js";
 import { count, counted } from "./format.js";
 import { badge } from "./marks.js";
 
-const PATIENCE_MS = 250;
+const SEARCH_DELAY_MS = 250;
 let timer = null;
 
 export function routed(view, state, page) {
@@ -13,7 +13,7 @@ export function routed(view, state, page) {
   const search = (event) => {
     state.tables = event.target.value;
     clearTimeout(timer);
-    timer = setTimeout(page.load, PATIENCE_MS);
+    timer = setTimeout(page.load, SEARCH_DELAY_MS);
   };
   const more = found.found - found.tables.length;
   return h(

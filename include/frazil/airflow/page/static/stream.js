@@ -6,7 +6,7 @@ import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { heldBy, needsList, way, words } from "./parts.js";
+import { breadcrumb, heldBy, needsList, words } from "./parts.js";
 import { periodOf, recorded } from "./recorded.js";
 import { routed } from "./routed.js";
 
@@ -17,23 +17,23 @@ export const begin = () => periodOf(location.hash);
 export function draw(view, state, page) {
   const { line } = view;
   return [
-    way(line.stream),
+    breadcrumb(line.stream),
     h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
-    view.backfill && underWay(view.backfill),
+    view.backfill && openBackfill(view.backfill),
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
     recorded(view, state, page),
     partitions(view),
     routed(view, state, page),
     h("div", { class: "columns" }, runs(view), rejected(view), changes(view)),
-    h("div", { class: "columns" }, happened(view), facts(view), elsewhere(view)),
+    h("div", { class: "columns" }, events(view), facts(view), airflowLinks(view)),
   ];
 }
 
-function underWay(it) {
+function openBackfill(it) {
   const what = it.replays ? "A replay of dead letters" : "A backfill";
   const said = it.state === "staged" ? "is staged and waits to be published" : `has staged ${count(it.chunks)} of about ${counted(it.planned, "chunk")}`;
   return h("p", { class: "note" }, shape(3), h("span", {}, `${what} (${it.id}) ${said}: ${counted(it.rows, "row")}.`));
@@ -46,12 +46,12 @@ function numbers(view) {
   return h(
     "dl",
     { class: "numbers" },
-    number("Freshness", fresh, `now; ${duration(line.promise_ms)} promised`),
+    number("Freshness", fresh, `now; limit ${duration(line.promise_ms)}`),
     number("Lag", count(line.lag), line.lag === null ? "unknown" : `records, now${catchesUp(view)}`),
     number(["Records", mean(line)].filter(Boolean).join(", "), rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
-    line.has_windows && number("Complete without holes to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
-    number("Dead letters", count(line.rejected_last_day), left(view)),
-    line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
+    line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
+    number("Dead letters", count(line.rejected_last_day), deadLetterNote(view)),
+    line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "at the last measurement"),
   );
 }
 
@@ -62,8 +62,8 @@ function catchesUp({ line, trend }) {
   return trend.arrived_per_s > 1.05 * trend.records_per_s ? `; grows: ${rate(trend.arrived_per_s)} arrive, ${rate(trend.records_per_s)} written` : "";
 }
 
-/** The start of the count, and the number that is left after replays and discards, if it is known for all. */
-function left(view) {
+/** The start of the count, and how many dead letters are left after replays and discards, if this is known for all. */
+function deadLetterNote(view) {
   const { rejected_last_day: rejected, rejected_since_ms: since } = view.line;
   const when = since === null ? "in the last day" : `since ${moment(since, view.at_ms)}: ${view.line.rejected_since_reset ? "it was reset then" : "older snapshots expired"}`;
   const there = view.rejected.reduce((sum, one) => sum + one.there, 0);
@@ -75,12 +75,12 @@ function number(name, value, beside) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
 }
 
-function happened(view) {
+function events(view) {
   if (!view.happened.length) return null;
   return h(
     "section",
     { class: "card" },
-    h("h2", {}, "What happened"),
+    h("h2", {}, "Events"),
     h("ol", { class: "runs" }, view.happened.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
 }
@@ -147,26 +147,26 @@ function rejected(view) {
           { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.there !== one.count && `, ${one.there ? counted(one.there, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.there > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's history has no reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not have the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
     view.rejected.length > 0 && h("p", { class: "soft" }, "Their content is not shown here, because fields may be sensitive. The command shows it to users who may read the table."),
   );
 }
 
-const BECAME = {
+const RESULTS = {
   inserted: "inserted",
   updated: "updated",
   deleted: "deleted",
   unchanged: "changed nothing",
   stale: "older than the row",
-  superseded: "followed by a newer change in the same batch",
+  superseded: "replaced by a newer change in the same batch",
   repeated: "dropped as repeats",
   dropped: "dropped by the transform",
-  "other-events": "no change of a row, such as a heartbeat",
+  "other-events": "not a row change, such as a heartbeat",
 };
 
 /** The results of an upsert stream's changes, or the number of dropped repeats. */
 function changes(view) {
-  const found = Object.keys(BECAME).filter((name) => name in view.changes || name in view.last_changes);
+  const found = Object.keys(RESULTS).filter((name) => name in view.changes || name in view.last_changes);
   if (!found.length) return null;
   const most = Math.max(...found.map((name) => view.changes[name] || 0), 1);
   return h(
@@ -177,7 +177,7 @@ function changes(view) {
       "table",
       { class: "small became" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Records"), h("th", { scope: "col", class: "n" }, "Last batch"), h("th", { scope: "col", class: "n" }, "Last day"), h("td", {}))),
-      h("tbody", {}, found.map((name) => h("tr", {}, h("th", { scope: "row" }, BECAME[name]), h("td", { class: "n" }, count(view.last_changes[name])), h("td", { class: "n" }, count(view.changes[name] || 0)), h("td", {}, bar((view.changes[name] || 0) / most))))),
+      h("tbody", {}, found.map((name) => h("tr", {}, h("th", { scope: "row" }, RESULTS[name]), h("td", { class: "n" }, count(view.last_changes[name])), h("td", { class: "n" }, count(view.changes[name] || 0)), h("td", {}, bar((view.changes[name] || 0) / most))))),
     ),
   );
 }
@@ -190,7 +190,7 @@ function facts(view) {
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;
-  return h("section", { class: "card" }, h("h2", {}, "Declared"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
+  return h("section", { class: "card" }, h("h2", {}, "Declaration"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
 }
 
 function toTable(name) {
@@ -204,7 +204,7 @@ const NAMES = [
   [/^frazil_maintenance$/, "Maintenance of the tables"],
 ];
 
-function elsewhere(view) {
+function airflowLinks(view) {
   const dags = Object.entries(view.dags || {});
   return h(
     "section",
@@ -212,7 +212,7 @@ function elsewhere(view) {
     h("h2", {}, "In Airflow"),
     dags.length
       ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "Log of the writer's task")))
-      : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they are not being parsed, check its import errors." : "Loading …"),
+      : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they do not appear soon, check its import errors." : "Loading …"),
     view.audited && h("p", { class: "soft" }, `Last audit: ${view.audited}.`),
   );
 }

@@ -6,7 +6,7 @@ import { bar, gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
 import { ago, bytes, count, counted, moment, short, times } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { needsList, way, words } from "./parts.js";
+import { breadcrumb, needsList, words } from "./parts.js";
 
 export const title = (name) => name;
 export const path = (name) => `table/${encodeURIComponent(name)}`;
@@ -15,11 +15,11 @@ export const begin = () => ({});
 
 export function draw(view, state, page) {
   return [
-    way(view.table),
+    breadcrumb(view.table),
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
-    actions(offered(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
+    actions(offeredActions(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
-    view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : nothing(view),
+    view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
   ];
 }
 
@@ -44,16 +44,16 @@ function heldWindows(view, state, page) {
   );
 }
 
-/** The address of one window. */
+/** The URL of the page with one window chosen. */
 function addressOf(view, cell) {
   return `#/table/${encodeURIComponent(view.table)}?window=${encodeURIComponent(cell.key)}`;
 }
 
-function offered(view) {
+function offeredActions(view) {
   return [view.kind !== "dead letters" && "maintain", held(view).length > 0 && "release", view.calendar?.waits_for && "send-again"].filter(Boolean);
 }
 
-function nothing(view) {
+function noTable(view) {
   if (view.problems.length || view.amiss.length) return null;
   if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
   return h("section", { class: "empty" }, h("h2", {}, "The table does not exist yet"), h("p", {}, "A stream's first batch creates it."));
@@ -134,7 +134,7 @@ export function windows(view) {
         "table",
         { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && sign(cell, said, addressOf(view, cell), cell === chosen)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), cell === chosen)))))),
       ),
     ),
     said,
@@ -162,8 +162,8 @@ function wordsOf(cell) {
   return `${times(cell.key)}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
 }
 
-/** A cell of the calendar; a click or touch makes its address that of the page. */
-function sign(cell, said, address, chosen) {
+/** A cell of the calendar. A click puts the window into the page's URL. */
+function calendarCell(cell, said, address, chosen) {
   const text = wordsOf(cell);
   const show = () => replace(said, document.createTextNode(text));
   const choose = () => {
@@ -208,22 +208,22 @@ function maintenance(view) {
     "section",
     { class: "card" },
     h("h2", {}, "Maintenance"),
-    h("p", { class: "soft" }, `Checked every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Its runs in Airflow"), paused && [". ", h("b", {}, "Its DAG is paused: nothing is maintained.")]),
+    h("p", { class: "soft" }, `Checked every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Runs in Airflow"), paused && [". ", h("b", {}, "The DAG is paused: no table is maintained.")]),
     h("ul", { class: "runs" }, it.actions.map((action) => h("li", {}, shape(action.due ? (paused ? 1 : 2) : action.enabled ? 4 : 3), h("div", {}, h("b", {}, action.name), action.due ? " is due" : action.enabled ? " is not due" : " is off", h("small", {}, action.reason))))),
     h("h3", { class: "spaced" }, "Past maintenance"),
-    it.past.length ? h("ul", { class: "runs" }, it.past.map((one) => past(one, view.at_ms))) : h("p", { class: "soft" }, "No changes so far."),
+    it.past.length ? h("ul", { class: "runs" }, it.past.map((one) => past(one, view.at_ms))) : h("p", { class: "soft" }, "No maintenance so far."),
   );
 }
 
 const LEVELS = { done: 4, "gave up": 3, refused: 1, failed: 1 };
 
-/** The result of one action, or why it had none. */
+/** The result of one maintenance action, or why it did nothing. */
 function past(one, now) {
-  const [said, saved] = one.ending === "done" ? did(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
+  const [said, saved] = one.ending === "done" ? describeResult(one) : [`${one.action} ${one.ending === "gave up" ? "gave up" : one.ending === "failed" ? "failed" : "was refused"}`, one.sentence];
   return h("li", {}, shape(LEVELS[one.ending] ?? 2), h("div", {}, h("b", {}, moment(one.at_ms, now)), ` ${said}`, h("small", {}, [saved, ago(one.at_ms, now)].filter(Boolean).join(", "))));
 }
 
-function did({ action, numbers, sentence }) {
+function describeResult({ action, numbers, sentence }) {
   const n = (name) => numbers[name] || 0;
   if (action === "compaction" && n("files-removed")) return [`${counted(n("files-removed"), "file")} became ${count(n("files-added"))}`, `${bytes(n("bytes"))} became ${bytes(n("bytes-added"))}`];
   if (action === "manifests") return [`${counted(n("manifests-removed"), "manifest")} became ${count(n("manifests-added"))}`, ""];
@@ -250,7 +250,7 @@ export function snapshots(view) {
   const from = marks[0].at_ms;
   const to = Math.max(view.at_ms, marks.at(-1).at_ms, from + 1);
   const width = Math.min(WIDEST, document.documentElement.clientWidth - MARGINS);
-  const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // before, between and down to the lines
+  const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // left of the lines, between them, and above each line
   const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
   const height = lanes.length * row + 26;
   const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
@@ -258,7 +258,7 @@ export function snapshots(view) {
     "section",
     { class: "card" },
     h("h2", {}, "Snapshots"),
-    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)}, by operation${marks.some((mark) => mark.kind === "expiry") ? "; and when others expired" : ""}.`),
+    h("p", { class: "soft" }, `The newest ${count(marks.filter((mark) => mark.kind !== "expiry").length)} of ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
     s(
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },

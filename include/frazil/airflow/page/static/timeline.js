@@ -11,11 +11,11 @@ const TOP = 10;
 const BOTTOM = 22;
 const BAR = 14;
 const ARROW = 5;
-const ROOM = 16; // above the picture, for arrows and what they say
-const WORDS = 55; // the width of these
+const ARROW_HEIGHT = 16; // above the drawing, for arrows and their labels
+const LABEL_WIDTH = 55; // the width of an arrow's label
 const MARKED = 12; // a pointer that moved less has marked no span of time
 let began = null; // where a span of time begins; the drawing may be replaced until it ends
-const WHOLE = [bytes, count, short]; // no half of what these say
+const WHOLE_FORMATS = [bytes, count, short]; // formats without decimals
 
 /**
  * Figures of several series, {points, ...options} each, over the same time. Those with nothing but zeros come last, where
@@ -28,7 +28,7 @@ export function timelines(pictures, { now, from, to, onspan }) {
 }
 
 /**
- * A figure of `points` [{at, value, bad, span}], oldest first; `bad` is the part of value that is drawn in the colour of
+ * Return a figure of `points` [{at, value, bad, span}], oldest first. `bad` is the part of the value in the colour of
  * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a
  * line), limit (what should not be crossed: a line, unless the values would be flat below it, and words in any case),
  * against ({points, name}: a second series, as a line), from and to (the axis; else the points' own time), onspan.
@@ -40,16 +40,16 @@ export function timeline(points, options) {
   const against = known(options.against?.points || []);
   const last = shown.at(-1);
   const read = h("output", { class: "read" }, last ? say(last.value) : "");
-  const head = h("figcaption", {}, h("h3", {}, title, limit > 0 && h("small", {}, `, ${say(limit)} promised`)), read);
+  const head = h("figcaption", {}, h("h3", {}, title, limit > 0 && h("small", {}, `, limit ${say(limit)}`)), read);
   if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
   const from = options.from ?? shown[0].at;
   const to = options.to ?? Math.max(now, last.at + (last.span || 0), from + 1);
   if (!shown.some(({ value }) => value)) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, `Always ${say(0)} since ${moment(from, now)}.`));
-  const most = readable([...shown, ...against]);
-  const top = niceTop(limit && limit <= FLAT * most ? Math.max(most, limit) : most, say);
+  const most = scaleMaximum([...shown, ...against]);
+  const top = niceTop(limit && limit <= MAX_RATIO * most ? Math.max(most, limit) : most, say);
   const beyond = shown.filter(({ value }) => value > top);
-  const roof = TOP + (beyond.length ? ROOM : 0);
-  const inset = bars && !last.span ? BAR / 2 : 0; // half a bar, which has its time in its middle
+  const roof = TOP + (beyond.length ? ARROW_HEIGHT : 0);
+  const inset = bars && !last.span ? BAR / 2 : 0; // half a bar, because a bar is centered at its time
   const x = (at) => LEFT + inset + ((at - from) / (to - from)) * (WIDTH - LEFT - RIGHT - 2 * inset);
   const y = (value) => roof + (1 - Math.min(value, top) / top) * (HEIGHT - roof - BOTTOM);
   const cursor = s("line", { class: "cursor", y1: roof, y2: HEIGHT - BOTTOM, x1: -9, x2: -9 });
@@ -125,7 +125,7 @@ function drawBar({ value, bad = 0 }, left, width, y) {
   ];
 }
 
-/** A line for each stretch without a gap: where nothing was committed for long, nothing is known in between. */
+/** Return a line for each stretch without a gap. In a long time without commits, the values are unknown. */
 function drawLine(points, x, y) {
   if (points[0].span) return drawSteps(points, x, y);
   const usualGap = usualGapOf(points);
@@ -146,7 +146,7 @@ function usualGapOf(points) {
   return gaps[Math.floor(gaps.length / 2)];
 }
 
-/** A step for each span, up to the next; where none was recorded for long, as while no writer ran, nothing is known. */
+/** Return a step for each span. In a long time without points, for example without a writer, the values are unknown. */
 function drawSteps(points, x, y) {
   const stretches = [];
   const usualGap = usualGapOf(points);
@@ -164,15 +164,15 @@ function drawSteps(points, x, y) {
 
 const STEPS_MS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200].map((n) => n * 2000);
 
-const FEW = 20; // of fewer values none is the exception
-const FLAT = 20; // as many times as high as the others, and these could not be told from zero
+const MIN_VALUES = 20; // with fewer values, no value counts as an outlier
+const MAX_RATIO = 20; // next to a value this many times larger, the others would look like zero
 
 /** The maximum of the scale: the largest value, unless the other values would then be flat. */
-function readable(points) {
+function scaleMaximum(points) {
   const values = points.map(({ value }) => value).sort((a, b) => a - b);
   const most = values.at(-1);
   const many = values[Math.floor((values.length - 1) * 0.95)];
-  return values.length >= FEW && most > FLAT * many && many > 0 ? many * 3 : most;
+  return values.length >= MIN_VALUES && most > MAX_RATIO * many && many > 0 ? many * 3 : most;
 }
 
 /** An arrow for each value above the scale, with the largest value of neighbouring arrows if there is room. */
@@ -187,9 +187,9 @@ function arrows(beyond, middle, roof, say) {
   const taken = groups.map(({ from, to }) => [from, to]);
   const free = (from, to) => from >= LEFT && to <= WIDTH && taken.every(([a, b]) => b <= from || to <= a);
   const said = [...groups].sort((a, b) => b.most - a.most).map(({ from, to, most }) => {
-    const right = free(to, to + WORDS);
-    if (!right && !free(from - WORDS, from)) return null;
-    taken.push(right ? [to, to + WORDS] : [from - WORDS, from]);
+    const right = free(to, to + LABEL_WIDTH);
+    if (!right && !free(from - LABEL_WIDTH, from)) return null;
+    taken.push(right ? [to, to + LABEL_WIDTH] : [from - LABEL_WIDTH, from]);
     return s("text", { x: right ? to + 2 : from - 2, y: roof - 3, "text-anchor": right ? "start" : "end" }, say(most));
   });
   const paths = beyond.map((point) => s("path", { d: `M${middle(point).toFixed(1)} ${roof - 10}l${ARROW} 8h${-2 * ARROW}z` }));
@@ -197,7 +197,7 @@ function arrows(beyond, middle, roof, say) {
 }
 
 function niceTop(value, say) {
-  const step = (say === duration ? STEPS_MS : WHOLE.includes(say) ? [2, 4, 10] : []).find((one) => one >= value);
+  const step = (say === duration ? STEPS_MS : WHOLE_FORMATS.includes(say) ? [2, 4, 10] : []).find((one) => one >= value);
   if (step) return step;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 5, 10].find((one) => one * power >= value) * power;

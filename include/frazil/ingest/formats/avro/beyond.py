@@ -1,4 +1,6 @@
-"""Compares a writer's Avro schema with a table's schema: finds new fields, and columns that need a wider type."""
+"""Finds schema drift in Avro: fields of a writer's schema that the table does not have, and columns that need a wider
+type.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _MAX_PARTS = 10_000
 
 
 def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the schema changes that the table needs to hold all records of this writer schema.
+    """Return the changes that the table's schema needs to hold all records of this writer schema.
 
     Wider types are returned only if `widening` is true.
     """
@@ -43,6 +45,9 @@ def beyond_schema(written: AvroType, struct: iceberg.StructType, *, widening: bo
 def _beyond(
     written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
 ) -> Iterator[tuple[Path, FoundType, str]]:
+    """Yield a path and what it needs: a new field's type, or the wider type of an existing column (otherwise an empty
+    string).
+    """
     if written.kind == "union":
         for branch in written.parts:
             yield from _beyond(branch, kind, path, inside)
@@ -94,7 +99,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
 
 
 def few_parts(written: AvroType) -> bool:
-    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply them exponentially."""
+    """Return whether the type has at most `_MAX_PARTS` parts. Repeated named types can multiply parts exponentially."""
     left, count = [(written, 0)], 0
     while left:
         one, depth = left.pop()

@@ -39,7 +39,7 @@ MAX_DEPTH = 500
 FRAME_BYTES = 5
 """Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED = 0
-"""Stands for the id of the declared schema, which is used for records without a frame."""
+"""Id that stands for the declared schema, which is used for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
 """Maximum number of schemas in one request to the registry. The registry's client caches more than this."""
@@ -56,7 +56,7 @@ class AvroDecoder:
     def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
         """`schemas` is a registry for the ids in the records' frames, or the one schema of records without frames.
 
-        Raises SpecError for a column type that Avro cannot fill.
+        Raises SpecError for a column type that Avro does not support.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
@@ -86,7 +86,7 @@ class AvroDecoder:
     def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
         self._widening, self._within = widening, within
 
-    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         key = self._schema_id(record), tuple(path)
         if key not in self._names:
             self._names[key] = frozenset(names_in(self._written[key[0]], path))
@@ -100,7 +100,7 @@ class AvroDecoder:
         return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
 
     def __call__(self, chunk: Chunk) -> Decoded:
-        """Decode the values. Rows keep the order of the records. Errors of the registry's client are passed on."""
+        """Decode the values. Rows keep the order of the records. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -125,6 +125,7 @@ class AvroDecoder:
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
+        """Read the records whose `roots` is not -1. Records for which `wrong` is not VALID have no row."""
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
         data, starts, lengths = fixed(values)
@@ -152,7 +153,7 @@ class AvroDecoder:
 
     @contextmanager
     def _storing_json_texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Within this context, columns of JSON text hold the texts instead of the encoded values."""
+        """Replace the encoded values in columns of JSON text by their JSON texts while the context is open."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield
@@ -179,6 +180,9 @@ class AvroDecoder:
         columns.text = kept
 
     def _json_value(self, value: bytes, operation: int) -> bytes | None:
+        """Return a value as JSON text; None if all its fields fill other columns. An invalid value becomes an error
+        text with `_FAULT_PREFIX`.
+        """
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -193,7 +197,7 @@ class AvroDecoder:
             return _FAULT_PREFIX + str(error).encode()
 
     def _find_json_faults(self, rows: pa.Table) -> dict[int, Fault]:
-        """Map each row with a value that could not become JSON text to the error."""
+        """Map the index of each row with a value that could not become JSON text to the error."""
         found: dict[int, Fault] = {}
         for name in rows.column_names if self._has_json_faults else ():
             for row, value in enumerate(rows.column(name).to_pylist()):
@@ -229,9 +233,9 @@ class AvroDecoder:
         return roots, content
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Set the first operation of the records of each schema id.
+        """Set the first operation of each record in `roots`, for records with several schema ids.
 
-        Ids are requested in groups: values without a frame can look as if they had very many different ids.
+        Ids are requested in groups, because values without a frame can look as if they had very many different ids.
         """
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
@@ -247,6 +251,7 @@ class AvroDecoder:
         self._schemas.ask(schema_ids)
 
     def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
+        """Set the first operation of these records in `roots`, or reject them if their schema cannot be read."""
         if schema_id not in self._roots:
             self._roots[schema_id] = self._add_schema(schema_id)
         root = self._roots[schema_id]
@@ -270,7 +275,7 @@ class AvroDecoder:
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
         if found.type != "AVRO":
-            return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is avro"
+            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is avro"
         try:
             written = parsed(found.text, [text for _, text in found.references])
             root: int = self._program.add(written)
@@ -285,7 +290,7 @@ class AvroDecoder:
         return root
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """Store the field names of this schema if none of its fields fills a column."""
+        """If none of a schema's fields fills a column, store a few of its field names, to be reported as drift."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = some_names(names) or ("",)
@@ -300,7 +305,7 @@ class AvroDecoder:
 
 
 def _json_fault(value: object) -> str | None:
-    """Return why a part of a column's value could not become JSON text; None if all parts could."""
+    """Return the error text if a part of a column's value could not become JSON text; otherwise None."""
     if isinstance(value, str):
         return value.removeprefix(_FAULT_PREFIX.decode()) if value.startswith(_FAULT_PREFIX.decode()) else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -314,6 +319,7 @@ EMPTY: Fault = ("Empty", "the message's value is empty")
 
 
 def schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
+    """Return the schema ids of the frames that start at these positions."""
     found = np.zeros(len(starts), np.int64)
     for i in range(1, FRAME_BYTES):
         found = found << 8 | data[starts + i]
@@ -321,8 +327,9 @@ def schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
 
 
 def not_framed_text(value: bytes, name: str) -> str:
+    """Return the error text for a value without a frame. `name` is the name of the format."""
     what = "is JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
-        f"the value {what}, and source.format is {name} with schema ids: write it with the serializer of the registry, "
+        f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
         "or declare another format"
     )

@@ -1,7 +1,7 @@
-"""Writes Avro values as JSON text, for columns that keep any value as text.
+"""Converts Avro values to JSON text, for columns that store any value as text.
 
-The text is what a JSON record would have. A union becomes its value, a decimal a number. Bytes and fixed values become
-base64, and dates and times ISO 8601.
+The text is what a JSON record would contain. A union becomes its value, a decimal a number. Bytes and fixed values
+become base64, and dates and times ISO 8601.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from frazil.ingest.formats.avro.schema import AvroType
 
 MAX_EMPTY_ELEMENTS = 64
-"""Number of elements allowed in a value in addition to one per byte. Elements such as nulls take no bytes."""
+"""Maximum number of elements in a value beyond one per byte. Elements such as nulls take no bytes."""
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097
-"""Days of 400 years."""
+"""Number of days in 400 years."""
 
 
 class NotJson(Exception):
@@ -42,7 +42,7 @@ class _Blocks:
 
 
 def json_text(data: bytes, written: AvroType) -> str:
-    """Return a value as JSON text. Raises NotJson."""
+    """Return a value as JSON text. Raises InvalidAvroValue if its bytes are invalid."""
     try:
         return _write(_Reader(data), written)
     except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:

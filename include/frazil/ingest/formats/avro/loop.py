@@ -1,4 +1,5 @@
-"""Compiled: reads Avro records into columns. A record that cannot be read completely leaves no values behind.
+"""Reads Avro records into columns, in compiled code. A record that cannot be read completely leaves no values in the
+columns.
 
 One loop, compiled once, reads records of any schema. A table of operations controls it, and each record has a first
 operation. The loop accepts a length or count only if the record has that many bytes left, so a record's cost is limited
@@ -87,7 +88,7 @@ from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 FULL = 64
-"""Result code FULL + d: domain d needs more room, and the record must be read again.
+"""Result code NO_ROOM + d: domain d needs more room, and the record must be read again.
 
 If d is the number of domains, the hash table of map keys needs more room.
 """
@@ -97,7 +98,7 @@ QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64
 """Maximum length of a date or time as text. Longer texts are rejected."""
 SPAN_BITS = 32
-"""Number of low bits that hold the length of a SPAN. The bits above them hold its operation."""
+"""Number of low bits of a SPAN's second word that hold its length. The bits above them hold its operation."""
 MAX_EMPTY_ELEMENTS = 64
 """Maximum number of elements without bytes (such as nulls) in one record.
 
@@ -109,7 +110,7 @@ _0, _1 = np.uint64(0), np.uint64(1)
 
 
 class Plan(NamedTuple):
-    """The operations that read the records, and the numbers to which operations refer."""
+    """The operations that read the records, and `places`: lists of numbers to which operations refer."""
 
     ops: Numbers
     places: Numbers
@@ -127,7 +128,7 @@ class Scratch(NamedTuple):
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a zigzag varint. Returns the position after it, or a negative error code; and its value."""
+    """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -148,7 +149,9 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Read the length of a length-prefixed value. Returns the value's start and length, or a negative error code."""
+    """Read the length of a length-prefixed value. Returns the value's start (or a negative error code), and its
+    length.
+    """
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -221,7 +224,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 def write_decimal(
     negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
 ) -> int:
-    """Scale a decimal to the column's scale, and write it as two words. Returns an error code.
+    """Scale a decimal to the column's scale, and write it as two words. Returns VALID or an error code.
 
     `high` and `low` are the words of the unscaled number's absolute value.
     """
@@ -239,7 +242,7 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Like `write_decimal`, but for a big-endian number in two's complement."""
+    """Write a decimal whose unscaled number is big-endian in two's complement. Returns VALID or an error code."""
     if p == end:
         return NO_DECIMAL
     negative = b[p] >= 128
@@ -260,7 +263,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
 
 @loop
 def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Return whether a map has a duplicate key. `slots` is memory for a hash table, at least four slots per entry."""
+    """Return whether a map has a duplicate key. `slots` is memory for a hash table: at least four slots per entry."""
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
@@ -415,7 +418,7 @@ def read_record(
     memory: Memory,
     scratch: Scratch,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
+    """Read one record. Returns VALID, an error code or NO_ROOM + d, and the operation and position of the error."""
     ops, places = plan
     nodes, words, valid, domains = memory
     frames, slots, seed = scratch
@@ -545,8 +548,8 @@ def read_records(
 ) -> tuple[int, int]:
     """Read records, starting at index `first`.
 
-    Returns the index of the first record that was not read, and the domain that needs more room for it. The index is
-    the number of records if all were read.
+    Returns the index of the first record that was not read, and the domain that needs more room for it. If all were
+    read, the index is the number of records.
 
     `roots` has the first operation of each record, or -1 to skip the record. For each record, `wrong` receives the
     error code, and `where` the operation and the position of the error.

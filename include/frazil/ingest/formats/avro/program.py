@@ -1,8 +1,8 @@
 """Compiles a writer's Avro schema and the table's columns into operations for the loop.
 
 A field fills the column that has its name. If no field has the column's name, a field with an alias of that name fills
-the column. All other fields are skipped. If a field's type cannot fill its column, only records with a value
-of that type are rejected.
+the column. All other fields are skipped. If a field's type does not match its column, only records with a value of that
+type are rejected.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Target(NamedTuple):
 
 
 class BaseProgram:
-    """The operations of all writer schemas added so far. `plan` is replaced when a schema is added."""
+    """The operations of all schemas added so far. Adding a schema replaces `plan`."""
 
     _width: int
     """Number of columns in the table of operations."""
@@ -86,9 +86,11 @@ class BaseProgram:
         return self._unfit[place]
 
     def _complete_plan(self) -> None:
+        """Build `plan` from the operations added so far."""
         self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
 
     def _add_row(self, kind: int, target: Target) -> int:
+        """Add an operation, and return its number. Raises TooLarge."""
         if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
         self._rows.append([0] * self._width)
@@ -100,7 +102,7 @@ class BaseProgram:
         self._rows[row][column] = int(value)
 
     def _intern_symbol(self, symbol: str) -> tuple[int, int]:
-        """Add a symbol to `text` unless it is already there. Returns its start and length."""
+        """Add a symbol to `text` unless it is already there. Return its start and length."""
         encoded = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -109,7 +111,7 @@ class BaseProgram:
 
 
 class Program(BaseProgram):
-    """The operations of Avro schemas."""
+    """The operations that read records of Avro schemas into the columns."""
 
     _width = op.WIDTH
 
@@ -119,9 +121,9 @@ class Program(BaseProgram):
         self._kept_types: list[AvroType] = []
         self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
-        """Map a SPAN operation to the fields that columns take. The value's other fields become JSON text."""
+        """Map a SPAN operation to the fields that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
-        """Operations of `spans` for numbers whose infinities are numbers too, not strings."""
+        """SPAN operations for numbers whose infinities become numbers in the text, not strings."""
         self.spans: dict[int, AvroType] = {}
         """Map a SPAN operation to the Avro type of the values that become JSON text."""
 
@@ -129,9 +131,9 @@ class Program(BaseProgram):
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
-        """Add a writer schema. Returns the first operation of its records.
+        """Add a writer schema, and return the first operation of its records.
 
-        Raises TooLarge, and then adds nothing.
+        If it raises TooLarge, it adds nothing.
         """
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
@@ -233,7 +235,9 @@ class Program(BaseProgram):
         return row
 
     def _add_skip(self, written: AvroType, path: str) -> int:
-        """Return the operation that skips a value of this type, and add it if it is missing. Types can be recursive."""
+        """Return the operation that skips a value of this type. It is added if it is missing. Types can be
+        recursive.
+        """
         nowhere = Target(iceberg.BooleanType(), -1, -1, path)
         left, nested = [written], []
         while left:
@@ -252,6 +256,7 @@ class Program(BaseProgram):
         return self._skips[id(written)]
 
     def _add_rejection(self, target: Target, error_class: str, text: str) -> int:
+        """Add an operation that rejects the record with this error, and return its number."""
         row = self._add_row(op.REFUSED, target)
         self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
@@ -342,7 +347,9 @@ def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, i
 
 
 def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
-    """Return the operation's columns for a decimal of this scale: its limit and the number of tens to multiply by."""
+    """Return the operation's fields for a decimal of this scale: its limit, and how many times it is multiplied by
+    ten.
+    """
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
@@ -361,7 +368,9 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Rename the fields in `part` to their names in the writer's schema. None if the whole value fills columns."""
+    """Return `part` with its fields renamed to their names in the writer's schema. None if the whole value fills
+    columns.
+    """
     if part is None:
         return None
     if written.kind == "union":

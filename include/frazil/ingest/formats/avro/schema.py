@@ -25,7 +25,9 @@ _LOGICAL = {
 }
 """Supported logical types, with the types that each may annotate. Others are ignored, as Avro requires."""
 MAX_SCHEMA_DEPTH = 250
-"""Levels of objects and arrays in a schema's JSON. One level takes up to three of Python's 1,000 levels of calls."""
+"""Maximum levels of objects and arrays in a schema's JSON. A level takes up to three of Python's 1,000 levels of
+calls.
+"""
 
 
 class UnreadableSchema(Exception):
@@ -52,7 +54,7 @@ class AvroType:
     size: int = 0
     """Number of bytes of a fixed."""
     is_json: bool = False
-    """Whether a string's text is JSON already (Debezium's `io.debezium.data.Json`)."""
+    """Whether a string's text is already JSON (Debezium's `io.debezium.data.Json`)."""
     symbols: tuple[str, ...] = ()
     fields: tuple[tuple[str, ...], ...] = ()
     """The names of each field of a record: its own name first, then its aliases."""
@@ -127,7 +129,7 @@ class _SchemaParser:
         for full in (_full_name(name, namespace), name):
             if full in self._named:
                 return self._named[full]
-        raise UnreadableSchema(f"it refers to the type {name}, which it does not define")
+        raise UnreadableSchema(f"it refers to the type {name}, but does not define it")
 
     def _parse_union(self, declared: list[Any], namespace: str) -> AvroType:
         branches = [self.parse_type(branch, namespace) for branch in declared]

@@ -1,4 +1,4 @@
-"""Decodes delimited lines to Arrow: rewrites the lines as JSON, which the JSON decoder then reads."""
+"""Decodes delimited lines to Arrow. It rewrites the lines as JSON, which the JSON decoder then reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
 PIECE_BYTES = 8 * 2**20
-"""Size of the memory for JSON text. A chunk with more JSON is decoded in parts."""
+"""Size of the buffer for JSON text. A chunk that needs more is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
 
@@ -28,7 +28,7 @@ class CsvDecoder:
     """Decodes chunks to tables with one schema. Columns that no field fills are null."""
 
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError if a field cannot fill a column's type."""
+        """Raises SpecError for a column type that CSV does not support."""
         self._decode = JsonDecoder(schema, units)
         self._line = Line(declared)
         fields = {field.name: field for field in schema.fields}
@@ -55,7 +55,7 @@ class CsvDecoder:
         return joined(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode records from index `first` on, as many as fit into the memory for their JSON.
+        """Decode as many records as fit into the buffer for their JSON, starting at index `first`.
 
         Returns the index after the last decoded record, and the result.
         """
@@ -74,7 +74,7 @@ class CsvDecoder:
         at = invalid_utf8(values.take(valid))
         good = valid[at < 0]
         objects = BinaryColumn(self._room, places[0, good], places[1, good])
-        decoded = self._decode(Chunk.of_column(objects)).moved(good)
+        decoded = self._decode(Chunk.of_column(objects)).with_indexes(good)
         rejections = [
             Rejection(i, *self._line.fault(values[i], int(outcomes[i])))
             for i in (first + np.flatnonzero(outcomes[first:until] != VALID)).tolist()
@@ -86,7 +86,7 @@ class CsvDecoder:
         return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
     def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
-        """Decode only the record `first`, whose JSON needs more memory than usual, and release this memory.
+        """Decode only the record at index `first`, whose JSON needs a larger buffer. The buffer is then released.
 
         Returns the index after the record, and the result.
         """
@@ -95,10 +95,11 @@ class CsvDecoder:
             _, part = self._decode_part(values[first : first + 1], 0)
         finally:
             self._room = usual
-        return first + 1, part.moved(np.array([first]))
+        return first + 1, part.with_indexes(np.array([first]))
 
 
 def _kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
+    """Return the kind of JSON value as which a field is written."""
     if field is None:
         return loop.SKIPPED
     if isinstance(field.field_type, iceberg.StringType):

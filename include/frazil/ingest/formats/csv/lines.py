@@ -1,4 +1,4 @@
-"""Reads individual lines for error texts: explains why a line is rejected, and quotes the value of a field."""
+"""Reads individual lines for error texts: explains why a line was rejected, and quotes the value of a field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class Line:
-    """Reads individual lines of one format."""
+    """Reads individual lines of one format, for error texts."""
 
     def __init__(self, declared: CsvFormat) -> None:
         self._columns = declared.columns
@@ -31,9 +31,9 @@ class Line:
         texts = {
             NO_VALUE: ("Tombstone", "the message has no value"),
             EMPTY: ("Empty", "the message's value is empty"),
-            NO_CLOSING_QUOTE: ("InvalidCsv", f"a field begins with {quote}, and has no {quote} at its end"),
-            AFTER_QUOTE: ("InvalidCsv", f"something follows a closing {quote}; within a quoted field, write it twice"),
-            SEVERAL_LINES: ("InvalidCsv", "the value has several lines: write a record for each"),
+            NO_CLOSING_QUOTE: ("InvalidCsv", f"a field begins with {quote}, but does not end with {quote}"),
+            AFTER_QUOTE: ("InvalidCsv", f"text follows a closing {quote}; within a quoted field, write {quote} twice"),
+            SEVERAL_LINES: ("InvalidCsv", "the value has several lines: write one record for each line"),
         }
         if outcome in texts:
             return texts[outcome]
@@ -65,6 +65,6 @@ class Line:
                 break
         return found
 
-    def quoted(self, record: bytes, path: Sequence[str | int]) -> str | None:
-        """Return a message text that quotes the field for a column, as it was sent."""
+    def quote_field(self, record: bytes, path: Sequence[str | int]) -> str | None:
+        """Return a phrase for messages that quotes the field of a column, as it was sent."""
         return f"the field {self.fields(record)[self._columns.index(str(path[0]))][:64]!r}"

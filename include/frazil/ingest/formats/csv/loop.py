@@ -1,4 +1,4 @@
-"""Compiled: rewrites delimited lines as JSON objects, which the JSON decoder reads.
+"""Rewrites delimited lines as JSON objects, in compiled code. The JSON decoder reads the objects.
 
 A field is thus converted to a column's value by the same rules as a JSON string or number.
 """
@@ -26,18 +26,18 @@ SKIPPED, TEXT, TRIMMED, NUMBER, BOOLEAN = range(5)
 
 _NEWLINE, _RETURN, _SPACE, _TAB, _QUOTE, _BACKSLASH = 10, 13, 32, 9, 34, 92
 _MAX_ESTIMATED_BYTES = 4096
-"""Maximum size (bytes) of a record for which the size of its JSON is estimated. Above this, it is counted."""
+"""Maximum size in bytes of a record whose JSON size is estimated. For larger records, the size is counted."""
 
 
 class LineFormat(NamedTuple):
     """The declared format of lines, and the fields' names and kinds."""
 
     names: Octets
-    """The text before each field's value in JSON, concatenated."""
+    """For each field, the text before its value in JSON; all concatenated."""
     name_ends: Numbers
     kinds: Numbers
     null: Octets
-    """The text of a null."""
+    """The text that stands for null."""
     delimiter: int
     quote: int
     """-1 if fields cannot be quoted."""
@@ -235,11 +235,11 @@ def write_objects(
     places: Numbers,
     outcomes: Octets,
 ) -> tuple[int, int]:
-    """Write records from index `first` on as JSON objects, as many as fit into `to`.
+    """Write records as JSON objects, from index `first` on, until `to` is full.
 
-    Returns the index of the first record that was not written. Also returns the number of bytes that this record needs,
-    if `to` is still empty and too small for it; otherwise 0. `places` receives the start and length of each JSON
-    object, and `outcomes` the outcome code of each record.
+    Returns the index of the first record that was not written, and a number of bytes. The number is the size that this
+    record needs if even an empty `to` is too small for it; otherwise 0. `places` receives the start and length of each
+    JSON object, and `outcomes` the outcome code of each record.
     """
     at, record = 0, first
     while record < len(starts):

@@ -1,4 +1,6 @@
-"""Compares JSON records with a schema: finds new fields, and columns that must become wider or optional."""
+"""Finds schema drift in JSON records: fields that the schema does not have, and columns that must become wider or
+optional.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _MAX_REFUSED = 1000
 
 
 class BeyondSchema:
-    """Examines individual records for fields and types that the schema does not have."""
+    """Finds fields and types in individual records that the schema does not have."""
 
     def __init__(
         self, schema: iceberg.StructType, units: Units, *, widening: bool, within: Sequence[Within] = WHOLE
@@ -50,14 +52,14 @@ class BeyondSchema:
         records = 0
         new: dict[Path, FoundType] = {}
         for value in valid:
-            here = self.new([value])
+            here = self.find_new_fields([value])
             records += bool(here)
             _merge_into(new, here.items())
         refused = [value for value, row in found if isinstance(row, RecordError)][:_MAX_REFUSED]
         parts = [self._find_widening(value) for value in refused] if self._widening else []
         return joined_drift([SchemaDrift(new, records=records), *parts])
 
-    def new(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
+    def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
         """Map the path of each field that is not a column to its type. The records must be valid."""
         found: dict[Path, FoundType] = {}
         for value in values:
@@ -75,7 +77,7 @@ class BeyondSchema:
                 yield found
 
     def _find_widening(self, value: bytes) -> SchemaDrift:
-        """Return the column changes with which a rejected record becomes a row; empty if no changes suffice."""
+        """Return the changes of columns with which a rejected record becomes a row; empty if no changes suffice."""
         record = _parse(value)
         if not any(True for _ in self._parts(record)):
             return SchemaDrift()
@@ -157,7 +159,9 @@ _LONGS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """Paths of columns that need another Iceberg type (with this type), and of columns that must become optional."""
+    """The columns that need another Iceberg type (`wider`: their path and this type), and those that must become
+    optional.
+    """
 
     wider: frozenset[tuple[Path, str]] = frozenset()
     optional: frozenset[Path] = frozenset()
@@ -167,7 +171,7 @@ UNCHANGED = Widening()
 
 
 def required_widening(value: object, schema: iceberg.StructType) -> Widening:
-    """Return the changes to the schema that a parsed record requires. Even with them, the record may be invalid."""
+    """Return the changes of columns that a parsed record requires. Even with them, the record may be invalid."""
     wider: dict[Path, str] = {}
     optional: set[Path] = set()
     for path, kind in _struct_changes(value, schema, ()):
@@ -212,6 +216,7 @@ def _value_changes(value: Any, kind: iceberg.IcebergType, path: Path) -> Iterato
 
 
 def _beyond(number: float) -> bool:
+    """Return whether the number is outside the range of a 32-bit float."""
     try:
         struct.pack("<f", number)
     except OverflowError:
@@ -220,7 +225,7 @@ def _beyond(number: float) -> bool:
 
 
 def apply_widening(schema: iceberg.StructType, by: Widening) -> iceberg.StructType:
-    """Return the schema with these columns wider or optional. Field ids stay the same."""
+    """Return the schema with these changes. Field ids stay the same."""
     kinds = dict(by.wider)
 
     def field_of(field: iceberg.NestedField, path: Path) -> iceberg.NestedField:

@@ -47,7 +47,7 @@ class JsonDecoder:
     """Decodes chunks to tables with one schema. Fields that the schema does not have are ignored."""
 
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError for a column type that JSON cannot fill."""
+        """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()
         check_supported(struct)
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
@@ -65,7 +65,7 @@ class JsonDecoder:
         self._record = RecordReader(self._struct, self._units, hidden)
         self._columns.withhold(hidden)
 
-    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return names(record, path)
 
     def is_other_event(self, record: bytes) -> bool:
@@ -81,20 +81,22 @@ class JsonDecoder:
         return joined([sure, self._read_singly([*chunk.values.take(places)], places.tolist())])
 
     def _find_drift(self, chunk: Chunk) -> SchemaDrift:
-        """Return the new fields of records that the loop read, and count those in which no field fills a column."""
+        """Return the new fields of the records that the loop read, and the number of those in which no field fills a
+        column.
+        """
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
             some = chunk.values.take(places[:MAX_NAMES])
             unknown = SchemaDrift(unknown=len(places), names=some_names(n for one in some for n in names_of(one)))
         if self._beyond is None or not self._columns.new:
             return unknown
-        new = self._beyond.new(chunk.values.take(self._columns.samples))
+        new = self._beyond.find_new_fields(chunk.values.take(self._columns.samples))
         if any(map(is_open, new.values())):
             self._columns.find_new_keys()
         return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
     def _count_unknown(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Count the records, among those read one by one, in which no field fills a column."""
+        """Count those of the records read one by one in which no field fills a column."""
         found: list[Collection[str]] = []
         for value, row in zip(values, read, strict=True):
             if not self._names or (isinstance(row, RecordError) and row.error_class != "MissingRequired"):
@@ -158,7 +160,7 @@ class ChunkReader:
         self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
         self._new_keys = new_keys.memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
-        """`new` is the number of records with keys outside the schema, among those that the loop read in the last call.
+        """`new`: of the records that the loop read in the last call, the number of those with keys outside the schema.
 
         `samples` has the positions of a sample of them.
         """
@@ -169,7 +171,7 @@ class ChunkReader:
         self._columns.withhold(hidden)
 
     def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Start to search for new keys, and forget those found so far.
+        """Start searching for new keys, and forget those found so far.
 
         `within` limits the search to the structs at these paths.
         """

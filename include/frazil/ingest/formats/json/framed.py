@@ -1,4 +1,4 @@
-"""Decodes JSON from Confluent's serializers. Skips the frame before the JSON: a zero byte and a schema id."""
+"""Decodes JSON from Confluent's serializers. Skips the frame (a zero byte and a schema id) before the JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def content(record: bytes) -> bytes:
 class FramedDecoder(WrappingDecoder):
     """Decodes the content of framed values. A value without a frame is rejected."""
 
-    def names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)
-        return self._decode.names(content(record), path)
+        return self._decode.field_names(content(record), path)
 
     def is_other_event(self, record: bytes) -> bool:
         assert isinstance(self._decode, EventDecoder)
@@ -43,7 +43,7 @@ class FramedDecoder(WrappingDecoder):
         if not len(bare):
             return self._decode(Chunk.of_column(inside))
         rest = np.flatnonzero(~has_value | framed)
-        decoded = self._decode(Chunk.of_column(inside.take(rest))).moved(rest)
+        decoded = self._decode(Chunk.of_column(inside.take(rest))).with_indexes(rest)
         rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
         return joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
@@ -51,6 +51,6 @@ class FramedDecoder(WrappingDecoder):
 def _not_framed_text(value: bytes) -> str:
     what = "is plain JSON" if value.lstrip().startswith(b"{") else "has no zero byte and schema id before it"
     return (
-        f"the value {what}, and source.format is {{type: json, framing: confluent}}: write it with the serializer of "
+        f"the value {what}, but source.format is {{type: json, framing: confluent}}: write it with the serializer of "
         "the registry, or declare framing: none"
     )

@@ -24,9 +24,9 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class KeysGivenTwice:
-    """Finds a schema field, or a map's key, that occurs twice in a record.
+    """Finds a schema field, or a key of a map, that occurs twice in a record.
 
-    The arguments are the record's text and its parsed values. The parser has accepted the text, so it has no NaN or
+    It is called with the record's text and parsed values. The parser has accepted the text, so it has no NaN or
     Infinity.
     """
 
@@ -57,7 +57,10 @@ class KeysGivenTwice:
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
     def in_rejected(self, text: bytes) -> str | None:
-        """Like `__call__`, but for a record that the parser rejected. Also returns None if the text is not JSON."""
+        """Return the path of a duplicate key in a record that the parser rejected.
+
+        Returns None if no key is duplicated, or if the text is not JSON.
+        """
         if self._quoted and (plain := _without_escapes(text)) is not None and self._has_unique_names(plain):
             return None
         try:
@@ -70,7 +73,7 @@ class KeysGivenTwice:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _find_duplicate(self, text: bytes) -> str | None:
-        """Return the first name that certainly occurs twice as a key of a flat object; None if no name certainly does.
+        """Return the first name that certainly occurs twice as a key of a flat object; None if there is no such name.
 
         Keys with white space before the colon are not counted.
         """
@@ -83,7 +86,7 @@ class KeysGivenTwice:
 
 
 def _without_escapes(text: bytes) -> bytes | None:
-    """Unescape printable ASCII characters, so that a plain name has only one spelling.
+    """Return the text with printable ASCII characters unescaped, so that a plain name has only one spelling.
 
     Returns None if the text has escapes that this simple method cannot handle.
     """

@@ -1,4 +1,6 @@
-"""Decodes records with several JSON objects, one per line. A record's lines either all become rows, or none does."""
+"""Decodes records with several JSON objects, one per line. Either all lines of a record become rows, or none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoded, Rejection, WrappingDecoder, first_places, joined, whole_records
 
 MAX_LINES = 100_000
-"""Maximum number of lines per record. Without it, a record of newlines would need many times its size in memory."""
+"""Maximum number of lines per record. Without this limit, a record of newlines would need many times its size in
+memory.
+"""
 TARGET_LINES = 500_000
 """Approximate number of lines decoded together. For short lines, the positions take more memory than the text."""
 _NEWLINE = 10
@@ -27,7 +31,7 @@ class LinesDecoder(WrappingDecoder):
         values = chunk.values
         breaks = _count_newlines(values)
         too_many = np.flatnonzero(breaks >= MAX_LINES)
-        parts = [self._part(values.take(places)).moved(places) for places in _groups(breaks)]
+        parts = [self._part(values.take(places)).with_indexes(places) for places in _groups(breaks)]
         nothing = self._decode(Chunk.of_values([]))
         rejections = [
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
@@ -67,7 +71,7 @@ def _count_newlines(values: BinaryColumn) -> NDArray[np.int64]:
 
 
 def _count_marks(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of true marks in each slice, given its start and length. No slice may be empty."""
+    """Return the number of true values in each slice, given its start and length. No slice may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)
@@ -76,7 +80,7 @@ def _count_marks(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: N
 
 
 def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groups of records to decode together, as positions. Records with too many lines are left out."""
+    """Yield groups of records to decode together, as indexes. Records with too many lines are left out."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // TARGET_LINES
     yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)

@@ -1,4 +1,4 @@
-"""Compiled: converts ISO 8601 dates, times and timestamps to days and microseconds.
+"""Converts ISO 8601 dates, times and timestamps to days and microseconds, in compiled code.
 
 Each text begins after a quotation mark and ends before one.
 """
@@ -21,7 +21,9 @@ def _two(b: Octets, p: int) -> int:
 
 @loop
 def days(b: Octets, p: int) -> int:
-    """Return the days since 1970 of the date (years 1 to 9999) in the ten characters at `p`; NEVER if it is invalid."""
+    """Return the days from 1970 to the date (years 1 to 9999) in the ten characters at `p`; INVALID_DATE if it is
+    invalid.
+    """
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return NEVER
     century, year, month, day = _two(b, p), _two(b, p + 2), _two(b, p + 5), _two(b, p + 8)

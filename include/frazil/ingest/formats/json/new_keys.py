@@ -1,4 +1,4 @@
-"""Compiled: samples the records with keys outside the schema. Only the sampled records are examined again.
+"""Samples the records that have keys outside the schema, in compiled code. Only the sampled records are examined again.
 
 A key is identified by its container and its bytes. The first records in which a key has a value are its sample.
 """
@@ -20,13 +20,16 @@ sampled records for each key.
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Maximum number of keys that are sampled. Other keys are sampled later, after these have become columns."""
+"""Maximum number of keys that are sampled. Other keys are sampled after these have become columns."""
 MAX_SAMPLES = 256
-"""Maximum number of sampled records per key. For objects and arrays, which may be partly empty, see the next limit."""
+"""Maximum number of sampled records per key; for objects and arrays, which may be partly empty,
+`MAX_NESTED_SAMPLES`.
+"""
 MAX_NESTED_SAMPLES = 4096
 
 
 def memory(*, on: bool) -> Numbers:
+    """Allocate the memory for the search. If `on` is false, nothing is searched."""
     made = np.zeros(FIRST_KEY + 2 * SLOTS if on else FIRST_KEY, np.int64)
     made[ON] = on
     return made
@@ -34,7 +37,7 @@ def memory(*, on: bool) -> Numbers:
 
 @loop
 def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, seen: Numbers) -> None:
-    """Count the new key at `[key, end)` in container k, and decide whether the record is sampled.
+    """Check a key outside the schema, at `[key, end)` in container k, and decide whether the record is sampled.
 
     The key's value begins at `value`; the record ends at `behind`.
     """

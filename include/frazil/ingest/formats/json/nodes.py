@@ -1,4 +1,6 @@
-"""Converts a schema to arrays for a compiled loop: one node per field, element, key and value; outer nodes first."""
+"""Converts a schema to arrays for a compiled loop. Each field, element, key and value has a node; outer nodes come
+first.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ _UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECOND
 _TEXTS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
-"""`WORDS[kind]` is the number of 64-bit words in which the loop stores a value of a node of this kind."""
+"""`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of a node of this kind."""
 
 Numbers = NDArray[np.int64]
 

@@ -1,9 +1,11 @@
-"""Compiled: converts JSON numbers to exact integers, doubles and decimals.
+"""Converts JSON numbers to exact integers, doubles and decimals, in compiled code.
 
 A function returns `NO` as the position if the text is not a number, or if the exact result is uncertain. The record is
-then read one by one (`record`). A double is always the nearest one: Clinger's fast path is tried first, for numbers
-whose two parts are exact. The algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021) follows,
-which detects uncertain results.
+then read one by one (`record`).
+
+A double is always the nearest one. Clinger's fast path is tried first, for numbers whose two parts are exact. The
+algorithm of Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021) follows, which detects uncertain
+results.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs

@@ -1,4 +1,5 @@
-"""Compiled: collects the parts of a record that belong to its `rest` column, and writes them as one JSON object.
+"""Collects the parts of a record that belong to its `rest` column, and writes them as one JSON object, in compiled
+code.
 
 A piece is a slice of the record, or a constant. `json.rest` describes the result.
 """
@@ -67,7 +68,7 @@ def add_member(b: Octets, start: int, end: int, pieces: Numbers) -> bool:
 def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool:
     """End the object or array that began at piece `begin`. `last` is its closing bracket.
 
-    If it has no members, it is removed, or replaced by null inside an array. Returns False if there is no room.
+    If it has no members, it is removed, or becomes null inside an array. Returns False if there is no room.
     """
     if pieces[MEMBERS] > begin + 1:
         return add_piece(last, 1, CLOSE, pieces)
@@ -77,7 +78,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 @loop
 def hides(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, -1 if that is uncertain."""
+    """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, and -1 if this is uncertain."""
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:
             return -1

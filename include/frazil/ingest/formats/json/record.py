@@ -58,14 +58,14 @@ _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _RAW = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
 """Units whose values the parser leaves as raw JSON, to be converted later."""
 _NO_KEY = secrets.token_hex()
-"""The key of a `rest` column for the parser. No record has this random key."""
+"""The key of `rest` columns in the parser's types. It is random, so that no record has it."""
 _INDEX = re.compile(r"\[[0-9]")
 _GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
 _MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
-    """A number, as the digits in the record."""
+    """A number, as its digits in the record."""
 
     __slots__ = ()
 
@@ -92,7 +92,7 @@ class _Entry(NamedTuple):
 
 
 class _Element(int):
-    """An index in a list whose elements have types of their own."""
+    """An index in a list whose elements have different types."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class _ErrorTemplate(NamedTuple):
     """A template for the text of a parser's error, into which the rejected value is inserted.
 
     `before` and `after` surround the value. `keys` is the path to the value. `otherwise` replaces a value that cannot
-    be quoted. For NaN and infinities, the text is `special` and the value.
+    be quoted. For NaN and infinities, the text is `special` followed by the value.
     """
 
     error_class: str
@@ -174,7 +174,7 @@ class RecordReader:
             # Near the largest double the parser is very slow.
             if plain != text or (self._has_floats and _HUGE.search(text)):
                 return self._special_row(plain)
-        parsed = self._strict.parsed(text)
+        parsed = self._strict.parse(text)
         if (path := self._twice(text, parsed)) is not None:
             return _duplicate_key(path)
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
@@ -196,16 +196,16 @@ class RecordReader:
 
     def _special_row(self, text: bytes) -> Row | RecordError:
         try:
-            parsed = self._special.parsed(text)
+            parsed = self._special.parse(text)
         except msgspec.ValidationError as error:
             return self._translate_error(text, str(error))
         path = self._twice(text, parsed)
         return self._special.row(parsed) if path is None else _duplicate_key(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
-        """Translate the parser's error. If the record has a duplicate key, that error is returned instead.
+        """Return the error for the parser's message. If the record has a duplicate key, that is the error instead.
 
-        The parser's error is about the last value of the key; the other value may be valid.
+        The parser's message is about the last value of the key; the other value may be valid.
         """
         if (path := self._twice.in_rejected(text)) is not None:
             return _duplicate_key(path)
@@ -284,12 +284,12 @@ class RecordReader:
 
 
 def _received_kind(message: str) -> str:
-    """Return what a record has, by the parser's message."""
+    """Return the kind of value that the record has, taken from the parser's message."""
     return _GOT.get(message.split("`")[-2] if "`" in message else "int", "an object")
 
 
 def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
-    """Return the schema without `rest` columns. Their names are not names of fields in records."""
+    """Return the schema without `rest` columns, whose names are not field names in records."""
     fields = []
     for field in schema.fields:
         if isinstance(field.field_type, iceberg.StructType):
@@ -371,7 +371,7 @@ class _Parser:
             if convert is not None
         ]
 
-    def parsed(self, text: bytes) -> Parsed:
+    def parse(self, text: bytes) -> Parsed:
         """Parse a record. Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
@@ -388,7 +388,7 @@ class _Parser:
 
 
 def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """Return a field's type for the parser. `Raw` accepts null anyway, and cannot be declared optional."""
+    """Return the type that the parser uses for a field. `Raw` accepts null anyway, and cannot be declared optional."""
     kind = _bare_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 

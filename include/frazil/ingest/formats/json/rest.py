@@ -1,4 +1,4 @@
-"""Finds the parts of a JSON record that fill no column. They are the value of a `rest` column.
+"""Finds the parts of a JSON record that do not fill columns. A `rest` column stores them.
 
 The compiled loop does the same; this module is the reference. The parts keep the record's order and the text of keys
 and values. A part inside a struct, list or map column keeps its path: if the column `place` has no field `zip`, the
@@ -29,7 +29,7 @@ class Fields:
     """The fields of an object that fill columns. All other fields go to the `rest` column, except hidden ones."""
 
     taken: Mapping[str, Part | None]
-    """Map a field's name to its own part; to None if the whole field fills columns."""
+    """Map a field's name to the parts inside it; to None if the whole field fills columns."""
     hidden: frozenset[str] = field(default_factory=frozenset)
     """Lower-case names of fields that must not go to the `rest` column. Case is ignored."""
 
@@ -43,6 +43,7 @@ class Entries:
 
 
 Part = Fields | Entries
+"""The parts of a value that fill columns."""
 
 
 def is_rest(one: iceberg.NestedField, units: Units) -> bool:
@@ -90,7 +91,7 @@ def rest_structs(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path,
 
 
 def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
-    """Return the value of the `rest` column for the object at `path` of a valid record; None if no field is left.
+    """Return the text for the `rest` column of the object at `path` in a valid record; None if no field is left.
 
     If `nulls` is false, fields that are null are omitted.
     """

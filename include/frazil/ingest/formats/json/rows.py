@@ -1,4 +1,5 @@
-"""Compiled: reads JSON records into columns. A record that cannot be read completely leaves no values behind.
+"""Reads JSON records into columns, in compiled code. A record that cannot be read completely leaves no values in the
+columns.
 
 One loop, compiled once, reads records of any schema; a table of nodes controls it. If the loop is not certain that a
 record is a valid row, it marks the record as unsure, and `record` reads it. `words` describes where values are stored.
@@ -378,7 +379,9 @@ def _record(
 def _read_key(
     b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
 ) -> tuple[int, int]:
-    """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k; -1 if none."""
+    """Read the key that begins at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if it has
+    none).
+    """
     guess = nodes[k, OPENING] if last < 0 else nodes[last, FOLLOWING]
     if guess >= 0 and nodes[guess, PLAIN]:
         after, key = p + nodes[guess, LENGTH] + 1, nodes[guess, KEY]

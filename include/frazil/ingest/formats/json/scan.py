@@ -1,8 +1,8 @@
-"""Compiled: scans JSON tokens as strictly as `record` does.
+"""Scans JSON tokens as strictly as `record` does, in compiled code.
 
 Each record is followed by a newline that does not belong to it. Functions that skip white space need the record's end,
-because a newline inside a record is white space. All other functions stop at the first unexpected byte, so none reads
-beyond the newline. All return `NO` if the bytes do not match.
+because a newline inside a record is white space. All other functions stop at the first unexpected byte, so they do not
+read beyond the newline. All return `NO` if the bytes do not match.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
@@ -235,7 +235,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def _key_end(b: Octets, p: int, end: int) -> int:
-    """Skip the key that begins at `p`, and its colon. Returns the start of the value."""
+    """Skip the key that begins at `p`, and its colon. Returns where the value starts."""
     if b[p] != 34:
         return NO
     p, _ = string_end(b, p + 1)

@@ -17,7 +17,7 @@ STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 Otherwise the pattern would be tried again at each quotation mark inside it.
 """
 MAX_DEPTH = 500
-"""Maximum nesting of objects and arrays, also in ignored fields. Recursive parsers cannot read deeper nesting."""
+"""Maximum nesting of objects and arrays, even in ignored fields. Recursive parsers cannot read deeper nesting."""
 
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
@@ -30,7 +30,7 @@ SPECIALS = {
     "Inf": b"1e9990003",
     "-Inf": b"-1e9990003",
 }
-"""Numbers that stand for NaN and infinities, which strict JSON does not have."""
+"""Map NaN and infinities, which strict JSON does not have, to numbers that stand for them."""
 _SPECIAL = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _NUMBERED = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
 _NAMES = {number: name.encode() for name, number in SPECIALS.items()}
@@ -54,7 +54,9 @@ class RecordError(Exception):
 
 
 def stripped(value: bytes | None) -> bytes:
-    """Return the message without surrounding white space, if it looks like an object in UTF-8. Raises RecordError."""
+    """Return the message without surrounding white space. Raises RecordError if it does not look like an object in
+    UTF-8.
+    """
     if value is None:
         raise RecordError("Tombstone", "the message has no value")
     text = value.strip(WHITE_SPACE)
@@ -104,7 +106,7 @@ def too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
 
 
 def malformed_text(text: bytes, message: str) -> str:
-    """Return the error text for a text that is not JSON: the parser's message, or a clearer one."""
+    """Return the error text for a value that is not JSON: the parser's message, or a clearer one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -150,7 +152,7 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
 
 
 def with_specials(text: bytes) -> bytes:
-    """Undo `without_specials`, for the text of one value."""
+    """Restore NaN and infinities in the text of one value: the reverse of `encode_specials`."""
     return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 

@@ -1,4 +1,4 @@
-"""Checks which Iceberg types JSON records can fill."""
+"""Checks whether a record format supports the Iceberg types of all columns."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ Units = Mapping[int, str]
 """Map a column's field id to the form of its values in records, if the column's type does not determine the form.
 
 `s`, `ms`, `us` or `ns`: a timestamp column's values are numbers since the epoch. `json`: a string column stores any
-value as JSON text. `json-in-text`: the same, except that a string's content already is JSON. `rest`: a string column
+value as JSON text. `json-in-text`: the same, except that a string's content is already JSON. `rest`: a string column
 stores the fields of its struct that fill no other column. `listed`: a struct's fields, whose names are numbers, are the
-elements of an array. `text`: as `json`, whatever is around the record.
+elements of an array. `text`: like `json`; but change events replace `json` by `json-in-text`, and keep `text`.
 """
 
 
 def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
-    """Raise SpecError if this format cannot fill a type in the schema. The error lists all such columns."""
+    """Raise SpecError if this format does not support a type in the schema. The error lists all such columns."""
     if found := "; ".join(_unsupported_errors(schema, "schema", name)):
         raise SpecError(found)
 
 
 def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
-    """Yield an error for each type that the format cannot fill."""
+    """Yield an error for each type that the format does not support."""
     match kind:
         case iceberg.StructType():
             for field in kind.fields:

@@ -28,7 +28,7 @@ TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
 NOT_A_NUMBER = {number: float(name) for name, number in SPECIALS.items()}
-"""Numbers that stand for NaN, Infinity and -Infinity, which strict JSON does not have."""
+"""Map the numbers that stand for NaN and infinities to their values. Strict JSON does not have these."""
 
 # Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
@@ -43,7 +43,9 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 class InvalidValue(Exception):
-    """Why a value is rejected. `path` leads from the value to the rejected part; empty if this is the whole value."""
+    """Why a value is rejected. `path` leads from the value to its rejected part; empty if the whole value is
+    rejected.
+    """
 
     error_class = TYPE_MISMATCH
 
@@ -53,6 +55,7 @@ class InvalidValue(Exception):
             self.error_class = "MissingRequired"
 
     def within(self, name: str) -> InvalidValue:
+        """Put a field's name before the path, and return the error."""
         self.path = f"{name}.{self.path}" if self.path else name
         return self
 
@@ -64,7 +67,7 @@ class OutOfRange(InvalidValue):
 
 
 def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """Return the conversion for parsed values of a type; None if Arrow accepts them unchanged."""
+    """Return the conversion for parsed values of a primitive type; None if Arrow accepts them unchanged."""
     match kind:
         case iceberg.DoubleType():
             return raw_double if raw_floats else None
@@ -106,7 +109,7 @@ def describe(value: Any) -> str:
 
 
 def json_text(raw: msgspec.Raw) -> str:
-    """Return the JSON text of a value, as it is in the record."""
+    """Return the JSON text of a value, as it is in the record. Raises InvalidValue for null."""
     text = bytes(raw)
     if text == b"null":
         raise InvalidValue(MISSING)
@@ -131,7 +134,7 @@ def raw_double(raw: msgspec.Raw) -> float:
 
 
 def single(value: float) -> float:
-    """Return the value unchanged. Raises OutOfRange if it is finite, but infinite in single precision."""
+    """Return the value unchanged. Raises OutOfRange for a finite value that is infinite in single precision."""
     try:
         struct.pack("<f", value)
     except OverflowError:
@@ -178,7 +181,7 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def as_sent(text: bytes) -> str:
-    """Return the number's text as sent. Numbers that stand for NaN and infinities are translated back."""
+    """Return the number's text as sent, shortened. Numbers that stand for NaN and infinities are translated back."""
     special = NOT_A_NUMBER.get(text.strip())
     if special is None:
         return text[:64].decode()
@@ -186,7 +189,9 @@ def as_sent(text: bytes) -> str:
 
 
 def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
-    """Return a function that converts numbers to decimals without rounding, or raises InvalidValue."""
+    """Return a function that converts numbers to decimals. It raises InvalidValue for a number that would be
+    rounded.
+    """
     usual = None
     if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
@@ -297,7 +302,7 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
 
 @lru_cache(maxsize=4096)
 def _seconds_of(text: str) -> int | None:
-    """Convert `HH:MM:SS`, the most frequent form, to microseconds; None for any other form."""
+    """Convert `HH:MM:SS`, the most frequent form of a time, to microseconds; None for any other form."""
     found = _USUAL_TIME.fullmatch(text)
     return None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _UNITS, strict=True))
 

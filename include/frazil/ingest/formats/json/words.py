@@ -1,4 +1,5 @@
-"""Compiled: writes individual values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers.
+"""Writes individual values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled
+code.
 
 The value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
 - a number, date, time or boolean: one word; a double is stored as its bits
@@ -39,7 +40,9 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 BASE64 = _base64
 """Value of each base64 letter; -1 for an invalid byte."""
 MIN_MEMCPY_BYTES = 32
-"""Length (bytes) from which strings are copied with `memcpy`. For shorter ones, a loop is faster than the call."""
+"""Minimum length in bytes of strings that are copied with `memcpy`. For shorter ones, a loop is faster than the
+call.
+"""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of keys in a map that are compared in pairs. Larger maps use a hash table."""
 
@@ -59,7 +62,9 @@ class Memory(NamedTuple):
 
 @loop
 def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
-    """Read a boolean, date, time or number since the epoch. Returns the position after it, or NO; and its word."""
+    """Read a boolean, date, time or number since the epoch. Returns the position after it (NO if invalid), and its
+    word.
+    """
     if kind == BOOLEAN:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
@@ -119,9 +124,9 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words. Returns the position after.
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words.
 
-    The UUID's first byte is the lowest byte of the first word.
+    Returns the position after it; NO if invalid. The UUID's first byte is the lowest byte of the first word.
     """
     digits = 0
     words[at] = 0
@@ -164,9 +169,10 @@ def write_string(
 def write_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, domains: Numbers
 ) -> bool:
-    """Like `keep`, but decodes base64 into `text`. The length is -1 if the base64 is invalid.
+    """Decode base64 into `text`, and write the start and length of the result. The length is -1 if the base64 is
+    invalid.
 
-    Base64 can contain escapes, because some libraries escape slash or plus.
+    Returns False if `text` is full. Base64 can contain escapes, because some libraries escape slash or plus.
     """
     last = len(domains) - 1
     used = domains[last, USED]

@@ -33,7 +33,9 @@ _INDEXES = 32
 
 
 class ProtobufDecoder(AvroDecoder):
-    """Decodes chunks to tables with one schema. Differs from the Avro decoder only in the frames and the loop."""
+    """Decodes chunks to tables with one schema. Its main differences from the Avro decoder are the frames and the
+    loop.
+    """
 
     _read_records = staticmethod(read_records)
     _frame_words = 5
@@ -55,7 +57,7 @@ class ProtobufDecoder(AvroDecoder):
         `message` names the message in a declared schema; None if it has only one. `framed`: whether records begin with
         Confluent's frame (a zero byte, schema id and message indexes); always true with a registry.
 
-        Raises SpecError for a column type that Protobuf cannot fill.
+        Raises SpecError for a column type that Protobuf does not support.
         """
         super().__init__(schema, units, schemas)
         self._units = units
@@ -132,7 +134,7 @@ class ProtobufDecoder(AvroDecoder):
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
         if found.type != "PROTOBUF":
-            return "UnreadableSchema", f"{what} is of type {found.type}, and source.format is protobuf"
+            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is protobuf"
         try:
             if isinstance(self._schemas, SchemaText):
                 written = message_of(found.text, found.references, self._message)
@@ -163,7 +165,7 @@ class ProtobufDecoder(AvroDecoder):
 
 
 def indexes_of(packed: int) -> Sequence[int]:
-    """Unpack message indexes: zigzag varints that follow their count. A count of 0 means the first message."""
+    """Unpack message indexes: their count, followed by zigzag varints. A count of 0 means the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
         value |= (octet & 127) << shift
@@ -192,7 +194,7 @@ _MAX_PARTS = 10_000
 
 
 def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the schema changes that the table needs to hold all records of this message.
+    """Return the changes that the table's schema needs to hold all records of this message.
 
     Wider types are returned only if `widening` is true.
     """
@@ -204,6 +206,9 @@ def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening:
 def _beyond(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
 ) -> Iterator[tuple[Path, FoundType, str]]:
+    """Yield a path and what it needs: a new field's type, or the wider type of an existing column (otherwise an empty
+    string).
+    """
     if written.full_name in inside:
         return
     columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
@@ -235,7 +240,7 @@ def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset(
 
 
 class _ColumnTypeFinder:
-    """Finds a field's column type. Limits the number of its parts, which repeated types can multiply exponentially."""
+    """Finds a field's column type. It limits the number of parts, which repeated types can multiply exponentially."""
 
     def __init__(self) -> None:
         self._parts = 0

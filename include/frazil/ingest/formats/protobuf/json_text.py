@@ -1,7 +1,7 @@
 """Fills the columns that store any value as JSON text, using Protobuf's JSON mapping.
 
-The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, all messages
-are parsed again by Protobuf's own library. Fields keep the names that they have in the schema.
+The compiled loop leaves these columns null, or empty in lists and maps. If the table has such a column, Protobuf's own
+library parses all messages again. Fields keep the names that they have in the schema.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _FieldValue(NamedTuple):
 
 
 class JsonTexts:
-    """Fills the columns of JSON text of one schema. It is false if the schema has no such columns."""
+    """Fills a schema's columns of JSON text. An instance is false if the schema has no such columns."""
 
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that must not go to a `rest` column."""
@@ -42,7 +42,7 @@ class JsonTexts:
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
         self._taken = parts_of(schema, units, hidden)
         self.faults: dict[int, str] = {}
-        """Map each row of the last call with a value that has no JSON text to the reason."""
+        """Map each row of the last call that has a value without a JSON text to the reason."""
         self.missing: dict[int, str] = {}
         """Map each row of the last call without a required value to the value's full name."""
 
@@ -50,7 +50,9 @@ class JsonTexts:
         return any(self._has_json(field.field_type, field.field_id) for field in self._schema.fields)
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
-        """Fill in the JSON texts. Row i comes from `records[i]`, whose message type is `written[i]`."""
+        """Return the rows with the JSON texts filled in. Row i comes from `records[i]`, whose message type is
+        `written[i]`.
+        """
         self.faults, self.missing = {}, {}
         messages: list[Message | None] = []
         for row, (record, kind) in enumerate(zip(records, written, strict=True)):
@@ -70,7 +72,7 @@ class JsonTexts:
         return rows
 
     def _rest_text(self, row: int, message: Message) -> str | None:
-        """Return the JSON text of the fields that fill no column; None if no such field exists, or on an error."""
+        """Return the JSON text of the fields that do not fill columns; None if there are none, or on an error."""
         assert self._taken is not None
         try:
             text = _dump(MessageToDict(message, preserving_proto_field_name=True))
@@ -97,7 +99,9 @@ class JsonTexts:
         rows: Sequence[int],
         path: str,
     ) -> pa.Array:
-        """Fill an array. Its entry i comes from `parts[i]`, a field of the record `rows[i]`."""
+        """Return the array with JSON texts filled in. Entry i comes from `parts[i]`, a field of the record
+        `rows[i]`.
+        """
         mask = array.is_null() if array.null_count else None
         match kind := field.field_type:
             case iceberg.StructType():

@@ -1,4 +1,5 @@
-"""Compiled: reads Protobuf messages into columns. A record that cannot be read completely leaves no values behind.
+"""Reads Protobuf messages into columns, in compiled code. A record that cannot be read completely leaves no values in
+the columns.
 
 One loop, compiled once, reads messages of any schema; a table of operations controls it. The loop accepts a length only
 if the record has that many bytes left. The record's size also limits how many values are written for absent fields.
@@ -123,7 +124,7 @@ from frazil.ingest.formats.protobuf.operations import (
 )
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Number of values that may be written for a record's absent fields: a fixed number, plus a number per byte."""
+"""Maximum number of values that are written for a record's absent fields: a fixed number, plus a number per byte."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MAX_TAG = 2**32 - 1
@@ -132,7 +133,7 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 @loop
 def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a varint. Returns the position after it, or a negative error code; and its bits."""
+    """Read a varint. Returns the position after it (or a negative error code), and its bits."""
     if p >= end:
         return -ENDS_EARLY, 0
     c = np.int64(b[p])
@@ -153,7 +154,9 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 @loop
 def span(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Read the length of a length-prefixed value. Returns the value's start and length, or a negative error code."""
+    """Read the length of a length-prefixed value. Returns the value's start (or a negative error code), and its
+    length.
+    """
     p, length = varint(b, p, end)
     if p < 0:
         return p, 0
@@ -164,7 +167,7 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
-    """Read a tag. Returns the position after it, or a negative error code; and the tag."""
+    """Read a tag. Returns the position after it (or a negative error code), and the tag."""
     p, tag = varint(b, p, end)
     if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0
@@ -173,7 +176,7 @@ def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 @loop
 def skip(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
-    """Skip the value that follows `tag`; a group is skipped with its content.
+    """Skip the value that follows `tag`. A group is skipped with its content.
 
     Returns the position after it, or a negative error code.
     """
@@ -226,7 +229,9 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 @loop
 def clear(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
-    """Write null to entry e, the last one of a node. Removes the elements of lists and maps inside it, at any depth."""
+    """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it, at any
+    depth.
+    """
     for k in range(node, nodes[node, AFTER]):
         if nodes[k, KIND] == LIST or nodes[k, KIND] == MAP:
             at = e if nodes[k, DOMAIN] == nodes[node, DOMAIN] else domains[nodes[k, DOMAIN], USED]
@@ -236,7 +241,7 @@ def clear(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, doma
 
 @loop
 def begin_message(op: int, e: int, plan: Plan, memory: Memory) -> None:
-    """Write the values that an empty message has. Called before the message's fields are read."""
+    """Write the values that an empty message has. Must be called before the message's fields are read."""
     ops, places = plan
     nodes, words, valid, domains = memory
     at = ops[op, BEGIN]
@@ -438,7 +443,7 @@ def is_unknown(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
 
 @loop
 def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratch: Scratch) -> int:
-    """Check a message after its last field. Returns VALID, an error code, or FULL + d for a full hash table."""
+    """Check a message after its last field. Returns VALID, an error code, or NO_ROOM + d for a full hash table."""
     ops, places = plan
     nodes, words, valid, domains = memory
     _, slots, seed = scratch
@@ -467,7 +472,7 @@ def read_record(
     memory: Memory,
     scratch: Scratch,
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code or FULL + d; and the operation and position of the error."""
+    """Read one record. Returns VALID, an error code or NO_ROOM + d, and the operation and position of the error."""
     ops, places = plan
     nodes, words, valid, domains = memory
     frames = scratch.frames
@@ -582,7 +587,9 @@ def read_records(
     wrong: Octets,
     where: Numbers,
 ) -> tuple[int, int]:
-    """Read records, starting at index `first`. Arguments and result are those of Avro's `read_records`."""
+    """Read records, starting at index `first`. The arguments and results are the same as those of Avro's
+    `read_records`.
+    """
     domains = memory.domains
     for i in range(first, len(starts)):
         wrong[i] = NOT_READ
@@ -610,8 +617,8 @@ def read_records(
 def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
     """Read each record's message indexes, which follow the first five bytes of the frame.
 
-    `found` receives the bytes of the indexes, and `sizes` their number; -1 if the indexes are invalid or have more than
-    four bytes.
+    `found` receives the bytes of the indexes as one number, and `sizes` how many bytes these are. The size is -1 if the
+    indexes are invalid or have more than four bytes.
     """
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]

@@ -35,7 +35,7 @@ _INTEGERS = {
 }
 NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _MOMENTS = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-"""Column types that an ISO 8601 text can fill."""
+"""Column types that can be parsed from an ISO 8601 text."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
     for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
@@ -46,7 +46,7 @@ _FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 
 
 class _CannotFill(Exception):
-    """Why a field cannot fill its column."""
+    """A field does not match its column. The arguments are the error class, the error text and the column's path."""
 
     def __init__(self, error_class: str, text: str, path: str = "") -> None:
         super().__init__(error_class, text, path)
@@ -54,14 +54,14 @@ class _CannotFill(Exception):
 
 @dataclass(slots=True)
 class _Absent:
-    """The numbers at BEGIN and NEEDS of a message's operation. They describe the values of absent fields."""
+    """The values of a message's absent fields: the numbers for BEGIN and NEEDS of its operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
 
 
 class Program(BaseProgram):
-    """The operations of Protobuf messages."""
+    """The operations that read Protobuf messages into the columns."""
 
     _width = op.WIDTH
 
@@ -73,9 +73,9 @@ class Program(BaseProgram):
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message. Returns the first operation of its records, or the error if they cannot become rows.
+        """Add a message. Return the first operation of its records, or an error if they cannot become rows.
 
-        Raises TooLarge.
+        If it raises TooLarge or returns an error, it adds nothing.
         """
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
@@ -92,7 +92,7 @@ class Program(BaseProgram):
         return root
 
     def required_paths(self, place: int) -> str:
-        """Return the paths of the columns that the message of this operation must fill, joined with "or"."""
+        """Return the paths of the columns that a message of this operation must fill, joined with "or"."""
         first = self._rows[place][op.NEEDS]
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
@@ -130,6 +130,7 @@ class Program(BaseProgram):
         return row
 
     def _add_absent(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
+        """Make a column null that no field fills. Raises _FieldMismatch if the column is required."""
         if self._columns.nodes[inside.node, REQUIRED]:
             raise _CannotFill(
                 MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
@@ -157,7 +158,7 @@ class Program(BaseProgram):
         self._set_places(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
-        """Add the operation of a field, and return it. Adds the value of a missing field to `absent`."""
+        """Add the operation of a field, and return it. The value for a missing field is added to `absent`."""
         try:
             if written.is_repeated:
                 row = self._add_repeated(written, target)
@@ -199,7 +200,7 @@ class Program(BaseProgram):
         parts = written.message_type.fields_by_name
         if parts["key"].type != _F.TYPE_STRING:
             what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
-            raise _CannotFill(op.MISMATCH, f"{what} cannot fill a map; a list of structs of key and value holds it")
+            raise _CannotFill(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
         key = Target(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
         value = Target(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
         row = self._add_row(op.MESSAGE, key)
@@ -218,7 +219,7 @@ class Program(BaseProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
-        """Add the operation of a single value. Returns it, and the two words of the default.
+        """Add the operation of a single value. Return it, and the two words of the default.
 
         The default is the column's value if the field is absent; None means null.
         """
@@ -281,7 +282,7 @@ class Program(BaseProgram):
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append numbers to `places`. Sets `column` to their start, and the next column to their number.
+        """Append numbers to `places`. Set `column` to their start, and the next column to their number.
 
         The number is counted in groups of `width`.
         """

@@ -43,12 +43,15 @@ class UnreadableSchema(Exception):
 
 
 def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str | None = None) -> Descriptor:
-    """Return the message called `name`; if it is None, the schema's only top-level message. Raises UnreadableSchema."""
+    """Return the message with this name. Without a name, return the schema's only top-level message.
+
+    Raises UnreadableSchema.
+    """
     file = _load(text, references)
     if name is None:
         found = list(file.message_types_by_name.values())
         if len(found) != 1:
-            raise UnreadableSchema(f"it has {len(found)} messages: name one of them as message")
+            raise UnreadableSchema(f"it has {len(found)} messages: set source.format.message to one of them")
         return found[0]
     try:
         return file.pool.FindMessageTypeByName(name)
@@ -58,7 +61,8 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes. The first index selects a top-level message, each further one a nested one.
+    """Return the message at these indexes. The first index selects a top-level message, each further one a nested
+    message.
 
     The messages of map entries are not counted. Raises UnreadableSchema.
     """
@@ -120,7 +124,7 @@ def _parse_file(text: str, name: str) -> File:
 
 
 def _parse_files(text: str) -> list[File]:
-    """Parse a schema. Returns its file, followed by the imported files that the text contains."""
+    """Parse a schema. Return its file, followed by the imported files that the text contains."""
     if re.fullmatch(r"[A-Za-z0-9+/\s]+={0,2}\s*", text):
         try:
             return _parse_descriptor(base64.b64decode(text, validate=False))
@@ -135,7 +139,7 @@ def _parse_files(text: str) -> list[File]:
 
 
 def _parse_descriptor(data: bytes) -> list[File]:
-    """Parse protoc's FileDescriptorSet (returns the main file first) or a single FileDescriptorProto."""
+    """Parse protoc's FileDescriptorSet (and return the main file first) or a single FileDescriptorProto."""
     try:
         files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
         found = [one for one in files if one.name.endswith(".proto") or one.message_type]

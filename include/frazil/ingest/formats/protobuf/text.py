@@ -49,7 +49,7 @@ class InvalidText(Exception):
 
 
 def file_of_text(text: str) -> descriptor_pb2.FileDescriptorProto:
-    """Return the file's descriptor, without a name. Raises InvalidText."""
+    """Return the descriptor of a .proto file, without a file name. Raises InvalidProtoText."""
     return _Parser(text).file()
 
 
