@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from frazil.audit.findings import Audit
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream

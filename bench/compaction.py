@@ -24,7 +24,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from bench.meter.process_tree import SampledTree
-from frazil.cli.maintain import local_spark
+from frazil.cli.maintain import local_spark_settings
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
@@ -99,7 +99,7 @@ def run(variant: str, folder: Path) -> None:
     spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
     with catalog.load_table(TABLE).transaction() as change:
         change.set_properties({"write.parquet.page-version": "v2" if variant == "v2" else "v1"})
-    properties = plain_spark() if variant == "plain" else local_spark(None)
+    properties = plain_spark() if variant == "plain" else local_spark_settings(None)
     spark = start_session("bench", None, properties=properties)
     spark.sql(f"SELECT count(*) FROM {catalog.name}.{TABLE}").collect()
     tree = SampledTree()
@@ -126,7 +126,7 @@ def run(variant: str, folder: Path) -> None:
 def plain_spark() -> dict[str, str]:
     """A default Spark, with Iceberg's runtime."""
     ours = {"spark.driver.extraJavaOptions", "spark.driver.memory"}
-    return {key: value for key, value in local_spark(None).items() if key not in ours}
+    return {key: value for key, value in local_spark_settings(None).items() if key not in ours}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from pyiceberg.schema import Schema
 from bench.peer.records import FRAZIL, KINDS, Records
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -128,8 +128,8 @@ def decoder_of(records: Records, columns: int | None = None) -> Decoder:
         "complete": "none",
     }
     spec = validate_stream(stream, Path("s.yaml"))
-    schema = iceberg.schema(spec)
-    return decoder("json", schema, {schema.find_field(name).field_id: unit for name, unit in spec.units.items()})
+    schema = iceberg.table_schema(spec)
+    return create_decoder("json", schema, {schema.find_field(name).field_id: unit for name, unit in spec.units.items()})
 
 
 def bytes_in_half(records: Records, value: bytes) -> int:
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kinds", default="")
     arguments = parser.parse_args()
-    decode = decoder("json", SCHEMA, {})
+    decode = create_decoder("json", SCHEMA, {})
     clean = [record(i) for i in range(arguments.records)]
     gc.disable()
 

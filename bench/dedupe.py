@@ -30,11 +30,11 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.commit.merging import MergeConfig, MergeWriter
-from frazil.commit.mode import DEDUPLICATES, REPEATED
+from frazil.commit.merging_modes import DEDUPE_MODE, REPEATED_KEY
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.target import target_table
+from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
 from frazil.table.catalogs import load_catalog
 
@@ -78,7 +78,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
 
     def dedupe() -> None:
         files = tuple(dataclasses.replace(file, content="candidates") for file in batch)
-        merging = MergeConfig(lambda _: RULES, mode=DEDUPLICATES)
+        merging = MergeConfig(lambda _: RULES, mode=DEDUPE_MODE)
         prepared = MergeWriter("s", files, merging).prepare(table, summary={}, now_ms=_now())
         assert prepared.snapshot.summary is not None
         reported.update(prepared.snapshot.summary.additional_properties)
@@ -86,7 +86,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
     before = _peak_mib()
     cost = _cpu(dedupe)
     return (
-        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED]} repeated; a "
+        f"window of {millions} million rows: {cost:.2f} core-s for {rows:,} rows, {reported[REPEATED_KEY]} repeated; a "
         "plain "
         f"append {plain:.2f}; peak memory {_peak_mib():,} MiB, {before:,} of it before"
     )

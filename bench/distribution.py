@@ -30,7 +30,7 @@ from bench.meter.process_tree import PeakMemory, SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StagedFile
 from frazil.spec.model import StreamSpec
-from frazil.stream.distribution import Recent, decide_distribution
+from frazil.stream.distribution import RecentSizes, decide_distribution
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import split_ranges
 from frazil.stream.progress import ProgressFolder
@@ -89,7 +89,7 @@ def measure(plans: Sequence[str], unpartitioned: StageContext, *, records: int, 
             "event-time": "ts",
         }
     )
-    recent = Recent(BY_SYMBOL.spec_id)
+    recent = RecentSizes(BY_SYMBOL.spec_id)
     with SparkEngine(spec) as engine:
         for _ in range(rounds + 1):  # the first warms up
             for declared in ("none", "hash"):

@@ -18,7 +18,7 @@ from typing import Literal
 from bench.peer.records import FRAZIL, KINDS, Records
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -36,7 +36,7 @@ def decoder_of(records: Records, mode: Mode) -> Decoder:
         "coordinates": False,
         "complete": "none",
     }
-    return decoder("json", iceberg.schema(validate_stream(stream, Path("s.yaml"))), {}, mode)
+    return create_decoder("json", iceberg.table_schema(validate_stream(stream, Path("s.yaml"))), {}, mode)
 
 
 def with_new_field(value: bytes) -> bytes:

@@ -269,19 +269,19 @@ class Watch:
 
     def green(self, name: str) -> bool:
         from frazil import clock
-        from frazil.airflow.declared import declared_streams
-        from frazil.airflow.page.views import reading_of
+        from frazil.airflow.declared_streams import declared_streams
+        from frazil.airflow.page.views import build_reading
         from frazil.operations.answers import Answer
-        from frazil.operations.overview import Around, build_line
+        from frazil.operations.overview import RelatedState, build_line
         from frazil.status.state import Level
-        from frazil.status.stream import stream_state
+        from frazil.status.stream import read_stream_state
 
         one = next((one for one in declared_streams(self.world.streams) if one.name == name), None)
         if one is None or one.spec is None:
             return False
         now_ms = clock.now_ms()
-        state = stream_state(one.spec, now_ms=now_ms, problem=one.problem)
-        line = build_line(name, one.spec, reading_of(one, Answer(state, now_ms)), Around(), now_ms=now_ms)
+        state = read_stream_state(one.spec, now_ms=now_ms, problem=one.problem)
+        line = build_line(name, one.spec, build_reading(one, Answer(state, now_ms)), RelatedState(), now_ms=now_ms)
         fault = self.world.faults[name]
         said = " ".join([line.word, *(need.sentence for need in line.needs), *line.notes])
         self.last[name] = said

@@ -33,7 +33,7 @@ from pyiceberg.schema import Schema
 from bench.peer.records import FRAZIL, KINDS, Column, Records, avro_encoder, avro_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.avro.decoder import AvroDecoder
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 from frazil.ingest.formats.protobuf.schema import message_of
@@ -65,7 +65,7 @@ def schema_of(records: Records) -> Schema:
         "coordinates": False,
         "complete": "none",
     }
-    return iceberg.schema(validate_stream(stream, Path("s.yaml")))
+    return iceberg.table_schema(validate_stream(stream, Path("s.yaml")))
 
 
 PROTOBUF = {"int": "int32", "long": "int64", "boolean": "bool", "timestamptz": "google.protobuf.Timestamp"}
@@ -115,7 +115,7 @@ def main() -> None:
         avro = SchemaText("AVRO", json.dumps(avro_schema(records.columns)))
         protobuf = SchemaText("PROTOBUF", protobuf_text(records))
         made: dict[str, tuple[Decoder, list[bytes]]] = {
-            "json": (decoder("json", schema, {}), values),
+            "json": (create_decoder("json", schema, {}), values),
             "avro": (AvroDecoder(schema, {}, OneSchema(avro)), encoded),
             "protobuf": (ProtobufDecoder(schema, {}, OneSchema(protobuf)), as_protobuf(values, protobuf.text)),
         }

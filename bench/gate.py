@@ -93,7 +93,7 @@ def main() -> None:
             to_us=BEGIN_US + HOUR_US,
             partition="2013-12-30T15",
             docs=Path(folder) / "docs",
-            spark={"spark.jars": ",".join(str(jar) for jar in jars.ensure("spark"))},
+            spark={"spark.jars": ",".join(str(jar) for jar in jars.ensure_jars("spark"))},
         )
         for engine in options.engines:
             for suite in (request.suite, failing(Path(folder))):

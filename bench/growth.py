@@ -111,7 +111,7 @@ def _schema(columns: tuple[Column, ...]) -> Schema:
         "event-time": "ts",
         "partition-by": ["hour(ts)"],
     }
-    return iceberg.schema(StreamSpec.model_validate(declared))
+    return iceberg.table_schema(StreamSpec.model_validate(declared))
 
 
 def _spec(schema: Schema, buckets: int | None) -> PartitionSpec:

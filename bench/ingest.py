@@ -33,12 +33,12 @@ from bench.peer.records import KINDS, PARTITIONS, produce
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.formats.json.decoder import JsonDecoder
-from frazil.ingest.kafka import EXACTNESS, TUNING, RangeReader
-from frazil.ingest.kafka_columns import ColumnReader, compile_now
+from frazil.ingest.kafka_columns import ColumnReader, compile_loop
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.readers import FORCED
+from frazil.ingest.range_reader import DEFAULT_PROPERTIES, FIXED_PROPERTIES, RangeReader
+from frazil.ingest.readers import READER_VARIABLE
 from frazil.ingest.stage import stage
-from frazil.ingest.write import TableWriter
+from frazil.ingest.table_writer import TableWriter
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 
 RECORDS = KINDS["ticks"]
@@ -64,7 +64,7 @@ BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "ts_hour"))
 
 def librdkafka_alone(bootstrap: str, each: int) -> None:
     """Consume every message once, and only check that it is one."""
-    consumer = Consumer({**TUNING, **EXACTNESS, "bootstrap.servers": bootstrap, "group.id": "bench"})
+    consumer = Consumer({**DEFAULT_PROPERTIES, **FIXED_PROPERTIES, "bootstrap.servers": bootstrap, "group.id": "bench"})
     consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
     left = each * PARTITIONS
     while left > 0:
@@ -174,7 +174,7 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
         ("ColumnReader alone", partial(chunks_alone, ColumnReader)),
     )
     start = time.process_time()
-    compile_now()
+    compile_loop()
     print(f"  {'the loop, from the cache or compiled':36} {time.process_time() - start:.2f} core-s")
     for _ in range(repeats):
         for name, work in works:
@@ -183,7 +183,7 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
             seconds = time.perf_counter() - wall
             print(f"  {name:30} {(time.process_time() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
         for kind in ("messages", "columns"):
-            os.environ[FORCED] = kind
+            os.environ[READER_VARIABLE] = kind
             wall = time.perf_counter()
             legs = run_stage(bootstrap, each)
             seconds = time.perf_counter() - wall

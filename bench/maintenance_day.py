@@ -130,7 +130,7 @@ def start_spark(catalog: str | None = None) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     properties = {
-        "spark.jars": ",".join(str(jar) for jar in jars.ensure("spark")),
+        "spark.jars": ",".join(str(jar) for jar in jars.ensure_jars("spark")),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "2g",

@@ -114,7 +114,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.host.exchange import open_exchange
     from frazil.host.heartbeat import Heartbeat, Phase
     from frazil.host.lock import LOCK_FILE
-    from frazil.host.processes import mark
+    from frazil.host.processes import identify_process
     from frazil.host.records import Launch, LaunchKind
     from frazil.spec.load import load_streams
     from frazil.supervise.supervised import Declaration, WriterProgram
@@ -122,7 +122,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.table.catalogs import load_catalog
     from frazil.table.tables import ensure_table
 
-    begin_ms, us = clock.now_ms(), mark(os.getpid())
+    begin_ms, us = clock.now_ms(), identify_process(os.getpid())
     for name, spec in load_streams(folder).items():
         ensure_table(load_catalog(None), spec)
         (run := run_folder(name)).mkdir(parents=True)

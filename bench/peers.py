@@ -174,7 +174,7 @@ class Track:
 def create_table(catalog: Catalog, job: Job) -> None:
     """The table that frazil would create, without its coordinates."""
     spec = StreamSpec.model_validate({**declared(job), "coordinates": False})
-    columns = iceberg.schema(spec)
+    columns = iceberg.table_schema(spec)
     catalog.create_table((NAMESPACE, job.table), columns, partition_spec=iceberg.partition_spec(spec, columns))
 
 

@@ -29,16 +29,16 @@ from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
-from frazil.ingest import opened
 from frazil.ingest import stage as staging
+from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import create_waiting_table
-from frazil.stream.stage_context import stage_context
+from frazil.stream.routed_tables import create_missing_table
+from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -140,7 +140,7 @@ class Bench:
             self.tables,
             source=SOURCE,
             initial=lambda: {("shop", 0): 0},
-            following=partial(Followers.load, self.tables, make=partial(create_waiting_table, spec, self.tables)),
+            following=partial(Followers.load, self.tables, make=partial(create_missing_table, spec, self.tables)),
         )
         self.marker = self._marker()
         self.route = StreamRoute.begin(spec, self.tables, self.marker, self.committer.followers, lambda _: None)
@@ -193,11 +193,11 @@ class Bench:
 
     def _stage(self, times: Times, key: BatchKey, task: StageTask) -> StageResult:
         with times.of("context"):
-            context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
+            context = build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
             if self.route:
                 context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
-        with times.of("stage"), mock.patch.object(opened, "kafka_reader", reader):
+        with times.of("stage"), mock.patch.object(stage_components, "create_kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)
 
 

@@ -21,10 +21,10 @@ from pyiceberg.table.update import SetPropertiesUpdate
 from bench.commit import encoded
 from bench.substrates import NAMES, substrate
 from frazil import clock
+from frazil.commit.compare_and_swap import Change, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.ingest.contract import StagedFile
-from frazil.spec.iceberg import schema
+from frazil.spec.iceberg import table_schema
 from frazil.spec.load import find_stream
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables
@@ -38,7 +38,7 @@ def made(catalog: Catalog, way: str, count: int) -> list[TableHandle]:
     catalog.create_namespace_if_not_exists("bench")
     names = [f"bench.{way}_{number}" for number in range(count)]
     for name in names:
-        catalog.create_table(name, schema(spec))
+        catalog.create_table(name, table_schema(spec))
     return [TableHandle(catalog, name) for name in names]
 
 

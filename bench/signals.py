@@ -21,9 +21,9 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.marker import read_marker
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import assess, signal_windows
+from frazil.signals.completion import assess_table, signal_windows
 from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals, newest_signals
+from frazil.signals.signal_table import TableSignals, append_signals, load_newest_signals
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -56,10 +56,10 @@ def main() -> None:
         end = BEGIN + chosen.windows * Grain.HOUR.us
         made = land(specs, end)
         fill(catalog, chosen.windows, chosen.at_once, sequence=made.tables.main.refresh().metadata.last_sequence_number)
-        timed("a look, nothing complete", lambda: assess(catalog, specs))
+        timed("a look, nothing complete", lambda: assess_table(catalog, specs))
         made.columns = lambda rows: {"at": pa.array([end] * rows)}
         raise_all(made, specs, end + Grain.HOUR.us)
-        found = timed("a look, one window complete", lambda: assess(catalog, specs))
+        found = timed("a look, one window complete", lambda: assess_table(catalog, specs))
         assert found is not None
         assert len(found.decision.complete) == 1
         reported = timed("counting and signalling it", lambda: signal_windows(catalog, found, clock_ms=NOW_MS))
@@ -70,7 +70,7 @@ def main() -> None:
         )
         day = timed(
             "the signals of one day",
-            lambda: newest_signals(catalog, "demo.made", from_us=BEGIN, to_us=BEGIN + Grain.DAY.us),
+            lambda: load_newest_signals(catalog, "demo.made", from_us=BEGIN, to_us=BEGIN + Grain.DAY.us),
         )
         assert len(day) == 24
 

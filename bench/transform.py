@@ -24,9 +24,9 @@ from pyiceberg.table.sorting import SortOrder
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
-from frazil.ingest.kafka import CHUNK_RECORDS
+from frazil.ingest.range_reader import MAX_CHUNK_RECORDS
 from frazil.ingest.stage import _Stage
-from frazil.ingest.transform_sql import checked
+from frazil.ingest.transform_sql import check_transform
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -59,7 +59,7 @@ def context_of(folder: str, *, transform: bool) -> StageContext:
     if transform:
         declared |= {"transform": SQL, "source": {**declared["source"], "schema": FIELDS}}
     spec = validate_stream(declared, Path("s.yaml"))
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     order = iceberg.sort_order(spec, schema).model_dump_json()
 
     def target(name: str, of: Any, partitioning: Any, order: str) -> TargetTable:
@@ -71,13 +71,13 @@ def context_of(folder: str, *, transform: bool) -> StageContext:
         "dead-letters": target("dead", *letters),
     }
     context = StageContext("s", 1, 1, {}, "json", "ts", True, targets, {"t": "id"})
-    return replace(context, transform=checked(spec).transform) if transform else context
+    return replace(context, transform=check_transform(spec).transform) if transform else context
 
 
 def chunks_of(values: list[bytes]) -> list[Chunk]:
     whole = Chunk.of_column(BinaryColumn.of(values))
     whole = replace(whole, timestamps_ms=np.full(len(values), 1_767_225_600_000))
-    return [whole.piece(at, at + CHUNK_RECORDS) for at in range(0, len(values), CHUNK_RECORDS)]
+    return [whole.slice(at, at + MAX_CHUNK_RECORDS) for at in range(0, len(values), MAX_CHUNK_RECORDS)]
 
 
 def cpu_s(context: StageContext, chunks: list[Chunk]) -> float:

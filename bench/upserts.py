@@ -33,10 +33,10 @@ from bench.peers import RESULTS, configure
 from bench.upsert.systems import KEY, ORDERS, PROPERTIES, declared, systems
 from bench.upsert.workload import FIRST_UPDATE, Changes, base
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.target import target_table
+from frazil.commit.staging_targets import target_table
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -138,7 +138,7 @@ class Track:
         upsert = {"mode", "key", "order-by", "delete", "merge"}
         reported = {k: v for k, v in declared(job, how="auto", per_batch=1).items() if k not in upsert}
         spec = StreamSpec.model_validate(reported)
-        columns = iceberg.schema(spec)
+        columns = iceberg.table_schema(spec)
         keyed = Schema(*columns.fields, identifier_field_ids=[columns.find_field(k).field_id for k in KEY])
         layout = iceberg.partition_spec(spec, columns)
         properties = {"format-version": "2", **properties}

@@ -25,9 +25,14 @@ from bench.peer.systems import Job, declared
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.coordinates import NAMES, Coordinates
-from frazil.ingest.encodings import choose
-from frazil.ingest.parquet import DICTIONARY_BYTES, PAGE_BYTES, PAGE_ROWS, ROW_GROUP_ROWS
+from frazil.ingest.coordinates import COORDINATE_COLUMNS, CoordinateColumns
+from frazil.ingest.encodings import choose_encodings
+from frazil.ingest.parquet import (
+    DEFAULT_DICTIONARY_BYTES,
+    DEFAULT_PAGE_BYTES,
+    DEFAULT_PAGE_ROWS,
+    DEFAULT_ROW_GROUP_ROWS,
+)
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
@@ -37,16 +42,16 @@ CHUNK_RECORDS = 50_000
 BEGIN_MS = 1_767_225_600_000
 DEFAULTS = {
     "compression": "zstd",
-    "data_page_size": PAGE_BYTES,
-    "max_rows_per_page": PAGE_ROWS,
-    "dictionary_pagesize_limit": DICTIONARY_BYTES,
+    "data_page_size": DEFAULT_PAGE_BYTES,
+    "max_rows_per_page": DEFAULT_PAGE_ROWS,
+    "dictionary_pagesize_limit": DEFAULT_DICTIONARY_BYTES,
     "store_schema": False,
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "dictionaries for every column": {"encodings": None},
     "v1: as chosen": {"encodings": "v1"},
     "**v2: as chosen**": {},
-    "v2, without Kafka coordinates": {"without": NAMES},
+    "v2, without Kafka coordinates": {"without": COORDINATE_COLUMNS},
     "v2, zstd level 3": {"compression_level": 3},
     "v2, zstd level 6": {"compression_level": 6},
     "v2, snappy": {"compression": "snappy"},
@@ -67,7 +72,7 @@ def rows_of(records: Records, count: int) -> pa.Table:
     )
     each = count // PARTITIONS
     ranges = [OffsetRange(records.name, p, 0, each) for p in range(PARTITIONS)]
-    decode, coordinates = decoder_of(records), Coordinates(iceberg.schema(spec), ranges, wanted=True)
+    decode, coordinates = decoder_of(records), CoordinateColumns(iceberg.table_schema(spec), ranges, wanted=True)
     arrived = np.concatenate([np.stack([np.full(n, p), np.arange(o, o + n)]) for p, o, n in _runs(each)], axis=1)
     tables = []
     for first in range(0, arrived.shape[1], CHUNK_RECORDS):
@@ -101,12 +106,12 @@ def _runs(each: int) -> Iterator[tuple[int, int, int]]:
 
 def write(path: Path, rows: pa.Table, choice: dict[str, Any]) -> None:
     options = {**DEFAULTS, **choice}
-    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", ROW_GROUP_ROWS)
+    version, group = options.pop("encodings", "v2"), options.pop("row_group_rows", DEFAULT_ROW_GROUP_ROWS)
     rows = rows.drop_columns([*options.pop("without", ())])
     if (column := options.pop("sorted_by", None)) is not None:
         rows = rows.take(np.argsort(rows[column].to_numpy(), kind="stable"))
     if version is not None:
-        chosen = choose(rows, modern=version == "v2")
+        chosen = choose_encodings(rows, modern=version == "v2")
         options |= {"use_dictionary": chosen.use_dictionary, "column_encoding": chosen.column_encoding or None}
     with pq.ParquetWriter(path, rows.schema, **options) as writer:
         writer.write_table(rows, row_group_size=group)

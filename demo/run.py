@@ -19,10 +19,10 @@ from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
+from frazil.spec.references import resolve_kafka_properties
 from frazil.table.catalogs import load_catalog
 
 STREAM = "flights"
@@ -165,7 +165,7 @@ class Demo:
         )
 
     def _summarise(self, everything: pa.Table, live_from_ms: int) -> Summary:
-        with KafkaOffsets(kafka_properties(self._spec, os.environ), self._spec.source.topics) as offsets:
+        with KafkaAdmin(resolve_kafka_properties(self._spec, os.environ), self._spec.source.topics) as offsets:
             ends = offsets.ends(offsets.describe().partitions)
         return summarise(
             self._catalog,

@@ -13,24 +13,24 @@ from datetime import date, timedelta
 from enum import StrEnum
 
 from frazil.aggregate.due import WaitingDay
-from frazil.commit.reasons import Reason
+from frazil.commit.rejection_reasons import Reason
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.maintenance.alert_rules import CLEARS_AT, FEWEST_FILES, Reading, readings
+from frazil.maintenance.alert_rules import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.maintenance.stream_rules import (
-    FEWEST_BAD,
-    LARGE_PERCENTAGE,
-    LateWindow,
+    MIN_BAD_RECORDS,
+    MIN_SMALL_SAMPLE_PERCENT,
+    IncompleteWindow,
     aggregation_reading,
     audit_reading,
+    evaluate_stream_rules,
     held_reading,
     runs_reading,
-    stream_readings,
     window_reading,
 )
 from frazil.spec.maintenance import MIN_STALE_INTERVALS, Alerts, Maintenance
-from frazil.spec.units import format_duration, rounded_bytes
-from frazil.spec.values import SIZE
+from frazil.spec.units import format_duration, format_rounded_bytes
+from frazil.spec.values import SIZE_FORM
 from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 
@@ -131,9 +131,9 @@ def render() -> str:
     for rule in [*RULES, RATE]:
         anchor = rule.partition(":")[0]
         rows.append(" | ".join([f"| [`{rule}`](../runbook.md#{anchor})", *_row(rule, seen.get(rule))]) + " |\n")
-    few = {"records": MIN_RECORDS, "bad": FEWEST_BAD, "large": LARGE_PERCENTAGE}
-    notes = _NOTES.format(intervals=MIN_STALE_INTERVALS, files=FEWEST_FILES, **few)
-    return "".join([_INTRODUCTION.format(clears=100 * CLEARS_AT), *rows, notes])
+    few = {"records": MIN_RECORDS, "bad": MIN_BAD_RECORDS, "large": MIN_SMALL_SAMPLE_PERCENT}
+    notes = _NOTES.format(intervals=MIN_STALE_INTERVALS, files=MIN_FILE_DIVISOR, **few)
+    return "".join([_INTRODUCTION.format(clears=100 * CLEAR_RATIO), *rows, notes])
 
 
 def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
@@ -144,8 +144,8 @@ def _row(rule: str, reading: Reading | None) -> tuple[str, str, str, str]:
     if reading is None or key is None:
         return "–", "–", hold, "–"
     if key in NO_DEFAULT:
-        return f"`{key}`", "none", hold, f"{100 * CLEARS_AT:.0f} % of it"
-    return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEARS_AT * reading.threshold)
+        return f"`{key}`", "none", hold, f"{100 * CLEAR_RATIO:.0f} % of it"
+    return f"`{key}`", shown(key, reading.threshold), hold, shown(key, CLEAR_RATIO * reading.threshold)
 
 
 def shown(key: str, value: float) -> str:
@@ -153,14 +153,16 @@ def shown(key: str, value: float) -> str:
     field = Alerts.model_fields[key.replace("-", "_")]
     if isinstance(field.default, timedelta):
         return format_duration(timedelta(seconds=value))
-    return rounded_bytes(value) if SIZE in field.metadata else f"{math.floor(value):,}"
+    return format_rounded_bytes(value) if SIZE_FORM in field.metadata else f"{math.floor(value):,}"
 
 
 def _beyond() -> Iterator[Reading]:
     settings = Maintenance(alerts=Alerts(lag=NO_DEFAULT["lag"]))
-    yield from (one for one in readings(_table(), settings, now_ms=NOW_MS) if one.is_beyond)
+    yield from (one for one in evaluate_table_rules(_table(), settings, now_ms=NOW_MS) if one.is_beyond)
     yield from (one for one in _of_stream() if one.is_beyond)
-    late = LateWindow("2033-05-18T00", NOW_MS - 3 * HOUR_MS, "the watermark of rides is 2033-05-17T23:41:07Z: rides-3")
+    late = IncompleteWindow(
+        "2033-05-18T00", NOW_MS - 3 * HOUR_MS, "the watermark of rides is 2033-05-17T23:41:07Z: rides-3"
+    )
     yield window_reading(late, Alerts(), table="city.rides", now_ms=NOW_MS)
     note = "expect_column_values_to_be_between fare: failed in 3 rows"
     yield from held_reading("city.rides", [("2033-05-18T00", note)], Alerts())
@@ -200,7 +202,7 @@ def _of_stream() -> Iterator[Reading]:
         waiting_batches=4,
         flow=Flow(None, (), 0, measured=CommitSums(1_000, 51, 300, reasons), recent=CommitSums(500, reasons=reasons)),
     )
-    yield from stream_readings(broken, _with_rate(), now_ms=NOW_MS)
+    yield from evaluate_stream_rules(broken, _with_rate(), now_ms=NOW_MS)
 
 
 def _with_rate() -> Alerts:

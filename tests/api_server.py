@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 from tests.polling import eventually
@@ -38,7 +38,7 @@ def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> I
 
     `without` names a stream that is not measured, because its catalog hangs.
     """
-    port = free_port()
+    port = choose_free_port()
     url = f"http://127.0.0.1:{port}"
     secret = {"AIRFLOW__API_AUTH__JWT_SECRET": "s" * 64, "AIRFLOW__API__BASE_URL": url}
     process = AirflowProcess(home, **environment, **secret)

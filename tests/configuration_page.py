@@ -18,7 +18,7 @@ from frazil.spec.formats import FORMATS, JsonFormat
 from frazil.spec.model import StreamSpec
 from frazil.spec.property_rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
-from frazil.spec.values import SIZE, YamlForm
+from frazil.spec.values import SIZE_FORM, YamlForm
 
 _INTRODUCTION = """\
 # Configuration
@@ -138,7 +138,7 @@ def _default(field: FieldInfo) -> str:
         return f"`{value.type}`"
     if isinstance(value, timedelta):
         return f"`{format_duration(value)}`"
-    if SIZE in field.metadata:
+    if SIZE_FORM in field.metadata:
         return f"`{format_bytes(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -131,7 +131,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     # Another run may remove folders meanwhile, which `os.walk` passes by.
     for folder, _, names in os.walk(factory.getbasetemp()):
         if any(name.endswith(process.RECORD_SUFFIX) for name in names):
-            process.stop_all(process.recorded(Path(folder)), records=Path(folder))
+            process.stop_all(process.read_records(Path(folder)), records=Path(folder))
 
 
 def group_of(item: pytest.Item) -> str:
@@ -232,7 +232,7 @@ def spark(spark_home: Path) -> Iterator[Any]:
     """One Spark for the whole run: a writer's session, with Iceberg's runtime and an embedded catalog."""
     from pyspark.sql import SparkSession  # tests that need no Spark start without it
 
-    from frazil.spark.class_archive import java_options
+    from frazil.spark.class_archive import lean_java_options
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FRAZIL_HOME", str(spark_home))
@@ -240,8 +240,8 @@ def spark(spark_home: Path) -> Iterator[Any]:
         catalog = spark_properties(None)
     builder = (
         SparkSession.builder.master("local[2,4]")
-        .config("spark.jars", ",".join(str(jar) for name in SPARK_JARS for jar in jars.ensure(name)))
-        .config("spark.driver.extraJavaOptions", java_options())
+        .config("spark.jars", ",".join(str(jar) for name in SPARK_JARS for jar in jars.ensure_jars(name)))
+        .config("spark.driver.extraJavaOptions", lean_java_options())
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from frazil.dev import process
 from frazil.spark import jars
-from frazil.spark.ivy import MavenCoordinates, retrieve
+from frazil.spark.ivy import MavenCoordinates, download_jars
 from frazil.spark.java import require_java
 
 POSTGRES = "io.debezium:debezium-connector-postgres:3.6.3.Final:tar.gz:plugin"
@@ -23,7 +23,7 @@ RUNTIME = (
 class Debezium(process.EmbeddedServer):
     """Captures one database into topics `<prefix>.<schema>.<table>`; started again, it goes on."""
 
-    TITLE, RECORD, READY_WITHIN_S = "Debezium", "debezium", 120
+    TITLE, RECORD, READY_TIMEOUT_S = "Debezium", "debezium", 120
 
     def __init__(self, folder: Path, *, bootstrap: str, settings: dict[str, str], connector: str = POSTGRES) -> None:
         self.folder, self._bootstrap, self._settings, self._connector = folder, bootstrap, settings, connector
@@ -99,6 +99,6 @@ def fetched(name: str, coordinates: tuple[str, ...], *, transitive: bool) -> Pat
     folder = cache / name
     if not (folder / "complete").exists():
         wanted = [MavenCoordinates.parse(text) for text in coordinates]
-        retrieve(wanted, to=folder, cache=cache / "ivy", transitive=transitive)
+        download_jars(wanted, to=folder, cache=cache / "ivy", transitive=transitive)
         (folder / "complete").touch()
     return folder

@@ -19,16 +19,16 @@ from frazil.commit.committer import Committer
 from frazil.commit.cost import BatchCost
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.marker_change import reset
+from frazil.commit.marker_changes import reset
 from frazil.commit.merging import MergeConfig, run_in_process
-from frazil.commit.mode import UPSERTS, merge_rules
-from frazil.commit.reasons import Reasons
-from frazil.commit.reset import before_reset
+from frazil.commit.merging_modes import UPSERT_MODE, merge_rules
+from frazil.commit.rejection_reasons import Reasons
+from frazil.commit.reset_plan import read_state_before_reset
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.commit.target import target_table
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.partitions.completeness import Alignment
 from frazil.spec.model import StreamSpec
@@ -99,7 +99,7 @@ class MadeStream:
     def reset(self, target: Mapping[int, int]) -> Committer:
         """Move the stream as `frazil reset` does, and take it over again."""
         offsets = {(self.topic, p): offset for p, offset in target.items()}
-        reset(self.tables, target=offsets, source=self.source, seen=before_reset(self.tables))
+        reset(self.tables, target=offsets, source=self.source, seen=read_state_before_reset(self.tables))
         return self.begin()
 
     def land(  # noqa: PLR0913 - keywords, each with a default
@@ -179,7 +179,7 @@ class MadeStream:
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
         changes = target == "main" and self.tables.merging is not None
         if changes:
-            into = UPSERTS.staging_target(into, self.spec.key)
+            into = UPSERT_MODE.staging_target(into, self.spec.key)
         writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))
         writer.add(self._rows(writer.layout.arrow_schema, offsets, dead_letters=target == "dead-letters"))
         files = writer.finish()

@@ -17,27 +17,27 @@ from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.reasons import Reason
-from frazil.commit.settle import Settled
-from frazil.commit.snapshot import Base, SnapshotWriter
+from frazil.commit.rejection_reasons import Reason
+from frazil.commit.settle import SettleResult
+from frazil.commit.snapshot import BaseManifests, SnapshotWriter
 from frazil.commit.sweep import batch_folder
 from frazil.events import BatchCommitted, EpochBegan, Event, LagMeasured, StallBegan, StreamEvent
 from frazil.history.objects import HistoryStore
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import Recorder
-from frazil.history.supervision import Supervision
+from frazil.history.supervision import SupervisionRecorder
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.json_file import replace_json
 from frazil.host.lock import LOCK_FILE
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.outcomes import Ending, PastOutcome, remember
+from frazil.maintenance.outcomes import Ending, PastOutcome, store_outcomes
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import Assessment, GateOutcome, assess, release_window, signal_windows
+from frazil.signals.completion import Assessment, GateOutcome, assess_table, release_window, signal_windows
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -61,7 +61,7 @@ class MadeHistory:
         self.spec, self.name = self.made.spec, self.made.spec.name
         self.recorder = Recorder(self.name, interval_ms=MINUTE_MS)
         committer = self.made.begin()
-        self.record(EpochBegan(committer.epoch, self.marker, Settled()))
+        self.record(EpochBegan(committer.epoch, self.marker, SettleResult()))
 
     @property
     def marker(self) -> Any:
@@ -131,7 +131,7 @@ class MadeHistory:
         """What maintenance did with its table, that many minutes apart, the last one just now."""
         times = [self.at_ms - minutes * MINUTE_MS * n for n in range(len(outcomes))][::-1]
         reported = [replace(one, at_ms=at_ms) for one, at_ms in zip(outcomes, times, strict=True)]
-        remember(self.made.tables.main.refresh(), reported, now_ms=self.at_ms)
+        store_outcomes(self.made.tables.main.refresh(), reported, now_ms=self.at_ms)
 
     def backfills(self, hours: int, count: int) -> None:
         """A backfill is under way: it has staged that many rows of the hours before, and some more are to come."""
@@ -153,7 +153,7 @@ class MadeHistory:
 
     def runs(self, *, pid: int, backpressure_ms: int = 0, stall: Stall | None = None) -> None:
         """Its writer runs, supervised."""
-        self.launch(mark(pid), committed_ms=self.at_ms)
+        self.launch(identify_process(pid), committed_ms=self.at_ms)
         if stall is not None:
             self.record(StallBegan(stall))
         marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
@@ -193,7 +193,7 @@ class MadeHistory:
 
     def supervised(self, *reported: tuple[int, str], now_ms: int) -> None:
         """What its supervisor did: how many minutes ago, and in which words."""
-        supervision = Supervision(lambda: HistoryStore.open(self.made.tables.main.current(), self.name))
+        supervision = SupervisionRecorder(lambda: HistoryStore.open(self.made.tables.main.current(), self.name))
         for minutes, sentence in reported:
             at_ms = now_ms - minutes * MINUTE_MS
             supervision.record(HistoryEvent(at_ms, EventKind.SUPERVISION, sentence), subject=sentence, now_ms=at_ms)
@@ -208,7 +208,7 @@ class MadeHistory:
             return {w: GateOutcome(w.start_us not in found, found.get(w.start_us)) for w in windows}
 
         catalog = load_catalog(None)
-        seen = assess(catalog, [self.spec])
+        seen = assess_table(catalog, [self.spec])
         assert seen is not None
         signal_windows(catalog, seen, clock_ms=self.at_ms, gates=gates)
 
@@ -226,7 +226,9 @@ class MadeHistory:
         times = np.linspace(until_us - 49 * Grain.HOUR.us, until_us, sum(self.read), endpoint=False).astype(np.int64)
         self.made.columns = partial(_columns, times=times, keys=None)
         files = self.made.write(table, key, "main", {p: np.arange(end) for p, end in enumerate(self.read)})
-        prepared = SnapshotWriter(files, base=Base((), (), None)).prepare(table, summary={}, now_ms=self.at_ms + 20_000)
+        prepared = SnapshotWriter(files, base=BaseManifests((), (), None)).prepare(
+            table, summary={}, now_ms=self.at_ms + 20_000
+        )
         counts = {
             "added-data-files": str(len(files)),
             "added-files-size": str(sum(file.bytes for file in files)),

@@ -16,7 +16,7 @@ from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.spec.model import StreamSpec
-from frazil.stream.routed_tables import RoutedTables, create_waiting_table
+from frazil.stream.routed_tables import RoutedTables, create_missing_table
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 
@@ -51,7 +51,7 @@ class MadeRoute(MadeStream):
     def begin(self) -> Committer:
         """Take the stream over."""
         committer = super().begin()
-        make = partial(create_waiting_table, self.spec, self.tables)
+        make = partial(create_missing_table, self.spec, self.tables)
         self.followers = committer.followers = Followers.load(self.tables, self.home(), make)
         return committer
 

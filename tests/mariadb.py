@@ -17,10 +17,10 @@ USER, PASSWORD = "capture", "for-tests"
 class EmbeddedMariaDB(process.EmbeddedServer):
     """A server with its data, log and process record in one folder, and the database `shop`."""
 
-    TITLE, RECORD, READY_WITHIN_S = "MariaDB", "mariadb", 60
+    TITLE, RECORD, READY_TIMEOUT_S = "MariaDB", "mariadb", 60
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.port = folder, process.free_port()
+        self.folder, self.port = folder, process.choose_free_port()
         self.log = folder / "mariadb.log"
 
     @property

@@ -50,7 +50,7 @@ class Environment:
             **dict.fromkeys(("pyspark", "pyspark-client"), self.spark),
         }
 
-    def roots(self) -> dict[str, jars.Roots]:
+    def roots(self) -> dict[str, jars.RootModules]:
         """The sets of jars, with these versions of Iceberg's runtime and of Kafka's broker."""
         minor = ".".join(self.spark.split(".")[:2])
         patterns = {
@@ -112,7 +112,7 @@ def make(environment: Environment, folder: Path) -> dict[str, str]:
     }
     if not lock_file.exists():
         temporary = folder / "jars.lock.new"
-        jars.lock(temporary, environment.roots())
+        jars.write_lock_file(temporary, environment.roots())
         temporary.rename(lock_file)
     subprocess.run([python, "-m", "frazil.ingest.precompile"], env=variables, cwd=CHECKOUT, check=True)
     return variables

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from frazil.host.heartbeat import StallKind
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Metric, MetricType
+from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Metric, MetricType
 
 _INTRODUCTION = """\
 # Metrics
@@ -21,10 +21,10 @@ def render() -> str:
     """Return the page as Markdown."""
     times = [metric for metric in METRICS if metric.type is MetricType.HISTOGRAM]
     others = [metric for metric in METRICS if metric.type is not MetricType.HISTOGRAM and not metric.by_partition]
-    buckets = len(times) * (len(BOUNDS_S) + 1)
+    buckets = len(times) * (len(BUCKET_BOUNDS_S) + 1)
     series = buckets + 2 * len(times) + len(others) + len(StallKind) - 1
     rows = ["| Prometheus | OpenTelemetry | kind | meaning |", "|---|---|---|---|", *map(_row, METRICS)]
-    bounds = ", ".join(f"{bound:g}" for bound in BOUNDS_S)
+    bounds = ", ".join(f"{bound:g}" for bound in BUCKET_BOUNDS_S)
     end = f"Upper bounds of the histogram buckets, in seconds: {bounds}."
     return "\n".join([_INTRODUCTION.format(series=series, buckets=buckets), *rows, "", end, ""])
 

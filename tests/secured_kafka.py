@@ -82,7 +82,7 @@ class SecuredKafka:
     def __init__(self, folder: Path) -> None:
         self.authority = Authority(folder / "certificates")
         self.client_certificate = self.authority.issue("client")
-        self._ports = {name: process.free_port() for name in _PROTOCOLS}
+        self._ports = {name: process.choose_free_port() for name in _PROTOCOLS}
         self.broker = EmbeddedKafka(folder / "kafka", listeners=self._ports, settings=self._settings())
 
     def address(self, listener: str) -> str:

@@ -24,8 +24,8 @@ from sqlalchemy import event, select
 from sqlalchemy.orm import Session
 
 from frazil import clock
+from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.faster_commits import reuse_metadata

@@ -26,8 +26,8 @@ from frazil.errors import AccessDenied, CommitUnavailable
 from frazil.history.objects import HistoryStore
 from frazil.home import run_folder
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.host.records import GivenUp, Notes, write_notes
-from frazil.kafka.admin import KafkaOffsets
+from frazil.host.records import GivenUp, SupervisorNotes, write_notes
+from frazil.kafka.admin import KafkaAdmin
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.spec.load import load_stream
 from frazil.supervise.desired import DesiredStore
@@ -91,7 +91,7 @@ class TroubledWorld:
         """A stream that has begun."""
         spec = load_stream(self.declare(name, extra))
         self.kafka.create_topic(f"shop.{name}", partitions)
-        with KafkaOffsets({"bootstrap.servers": self.kafka.bootstrap}, spec.source.reads) as kafka:
+        with KafkaAdmin({"bootstrap.servers": self.kafka.bootstrap}, spec.source.reads) as kafka:
             known = kafka.describe().identity
         return self.history(
             MadeStream(spec, self.now_ms - self.commits * MINUTE_MS, partitions=partitions, known=known)
@@ -227,7 +227,7 @@ def _payments(world: TroubledWorld, _: int) -> MadeHistory:
     payments.waits = dict.fromkeys(range(4), 900)
     now_ms = world.now_ms
     launch = payments.ended([(7, 16, f"AccessDenied: {FULL}")], now_ms=now_ms)
-    write_notes(run_folder("payments"), Notes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
+    write_notes(run_folder("payments"), SupervisorNotes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
     payments.supervised((7, f"the supervisor gives up; an operator must fix the cause (failed): {FULL}"), now_ms=now_ms)
     return payments
 

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from frazil.spark import jars as own
-from frazil.spark.ivy import MavenCoordinates, retrieve
+from frazil.spark.ivy import MavenCoordinates, download_jars
 
 FLINK = "2.1.1"
 AVRO_OF_FLINK = "2.1.0"
@@ -62,7 +62,7 @@ def of_peer(name: str) -> list[Path]:
     if not complete.exists() or complete.read_text() != said:
         shutil.rmtree(folder, ignore_errors=True)
         wanted = [MavenCoordinates.parse(text) for text in coordinates]
-        retrieve(wanted, to=folder, cache=_folder("ivy"), transitive=transitive)
+        download_jars(wanted, to=folder, cache=_folder("ivy"), transitive=transitive)
         complete.write_text(said)
     return sorted(folder.rglob("*.jar"))
 
@@ -86,7 +86,7 @@ def of_flink() -> list[Path]:
 
 def sqlite() -> Path:
     """The driver of the catalog that all write to."""
-    return next(path for path in own.ensure("spark") if path.name.startswith("sqlite-jdbc"))
+    return next(path for path in own.ensure_jars("spark") if path.name.startswith("sqlite-jdbc"))
 
 
 def _folder(name: str) -> Path:

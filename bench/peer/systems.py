@@ -94,7 +94,7 @@ def spark_schema(job: Job) -> str:
 
 def spark_submit(job: Job, script: Path, *arguments: str) -> list[str]:
     """A command that runs a script with Spark, the catalog and the jars for Kafka."""
-    paths = [*own_jars.ensure("spark"), *jars.of_peer("spark")]
+    paths = [*own_jars.ensure_jars("spark"), *jars.of_peer("spark")]
     catalog = f"spark.sql.catalog.{CATALOG}"
     settings = {
         "spark.master": f"local[{THREADS}]",

@@ -141,15 +141,17 @@ class MissingExtra(EnvironmentUnusable, ImportError):
     """
 
 
-def subtypes(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
     """Return an error class and all its subclasses."""
-    return frozenset({of}).union(*(subtypes(each) for each in of.__subclasses__()))
+    return frozenset({of}).union(*(find_subclasses(each) for each in of.__subclasses__()))
 
 
-NO_RESTART = frozenset(each.exit_code for each in subtypes() if not each.restartable and each.exit_code > 1)
+NO_RESTART_EXIT_CODES = frozenset(
+    each.exit_code for each in find_subclasses() if not each.restartable and each.exit_code > 1
+)
 """Exit codes after which a restarted writer would fail in the same way. Exit code 1, a crash, is not among them."""
 
 
-def error_text(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return an error's message, preceded by its type unless it is one of frazil's errors."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from frazil.commit.cost import BatchCost
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import Settled
+from frazil.commit.settle import SettleResult
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
 
@@ -34,7 +34,7 @@ class EpochBegan:
 
     epoch: int
     marker: Marker
-    settled: Settled
+    settled: SettleResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class StallEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class NoticeGiven:
+class NoticeIssued:
     """A notice for operators about a healthy writer, for example that it uses slower code.
 
     Emitted once, unless it replaces an earlier notice. The notice applies until the process ends.
@@ -181,7 +181,7 @@ class TableEvolved:
 
 
 @dataclass(frozen=True, slots=True)
-class OutageMet:
+class OutageReported:
     """A service failed, and the writer retries. The outage is over when the next phase begins."""
 
     sentence: str
@@ -222,9 +222,9 @@ StreamEvent = (
     | DistributionChosen
     | StallBegan
     | StallEnded
-    | NoticeGiven
+    | NoticeIssued
     | TableEvolved
-    | OutageMet
+    | OutageReported
     | TablesBehind
     | CommitRecordsFolded
 )
@@ -246,7 +246,7 @@ it.
 """
 
 
-class Events:
+class EventDispatcher:
     """Dispatches the events of one stream to its sinks, in the order in which the sinks were added.
 
     Any thread may call `emit`, and so may a sink. Sinks are called in the emitting thread, but only one thread emits at

@@ -33,23 +33,23 @@ EXTRAS = {
     "thrift": "hive",
 }
 """Maps each optional module to the extra that installs it."""
-SUPPORTED = {
+SUPPORTED_VERSIONS = {
     "airflow": ("apache-airflow-core", "Airflow", ("3.3",)),
     "py4j": ("pyspark", "Spark", ("4.0", "4.1")),
 }
 """Maps a module to its distribution, the product's name, and the minor versions that frazil supports."""
 
 
-def require(module: str, *, extra: str | None = None) -> None:
+def require_module(module: str, *, extra: str | None = None) -> None:
     """Raise MissingExtra if a module of an extra is not installed, and UnsupportedVersion if its version is not
     supported.
 
     Does not import the module. `extra` is the extra that the error suggests, in case several extras install the module.
     """
     if find_spec(module) is None:
-        raise _missing_extra(module, extra)
-    if module in SUPPORTED:
-        _require_supported(extra or EXTRAS[module], *SUPPORTED[module])
+        raise _missing_extra_error(module, extra)
+    if module in SUPPORTED_VERSIONS:
+        _require_supported(extra or EXTRAS[module], *SUPPORTED_VERSIONS[module])
 
 
 def _require_supported(extra: str, package: str, product: str, minors: tuple[str, ...]) -> None:
@@ -75,10 +75,10 @@ def report_missing_extras() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS or find_spec(module) is not None:
             raise
-        raise _missing_extra(module) from error
+        raise _missing_extra_error(module) from error
 
 
-def _missing_extra(module: str, extra: str | None = None) -> MissingExtra:
+def _missing_extra_error(module: str, extra: str | None = None) -> MissingExtra:
     extra = extra or EXTRAS[module]
     return MissingExtra(
         f"the Python package {module} is not installed. Install frazil[{extra}]: pip install 'frazil[{extra}]'.",

@@ -2,7 +2,7 @@
 
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log
-<home>/page/             the last contents of the operations page: see `frazil.operations.remembered`; and the
+<home>/page/             the last contents of the operations page: see `frazil.operations.saved_overview`; and the
                          processes that serve the page: see `frazil.host.page_servers`
 <home>/declared/         the last valid declarations: see `frazil.spec.last_valid`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables
@@ -28,7 +28,7 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
-def dev_airflow() -> Path:
+def dev_airflow_home() -> Path:
     """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts. Does not create it."""
     return home() / "dev" / "airflow"
 
@@ -38,7 +38,7 @@ def run_folder(name: str) -> Path:
     return home() / "streams" / name
 
 
-def full_disk(folder: Path) -> str:
+def full_disk_sentence(folder: Path) -> str:
     """Return a sentence that says what to do if the folder's disk is full; otherwise an empty string."""
     place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:

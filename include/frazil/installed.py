@@ -13,7 +13,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 CODE_ERRORS = (ImportError, AttributeError, NameError, TypeError)
 """Errors that occur when modules of different versions are loaded in one process."""
-Files = frozenset[tuple[str, int, int]]
+FileVersions = frozenset[tuple[str, int, int]]
 """Path, size and modification time (ns) of each module's file."""
 
 
@@ -22,24 +22,24 @@ class ProcessStart:
     """The files with which a process started. `process` is its name in messages."""
 
     process: str
-    files: Files
+    files: FileVersions
 
 
 _starts: list[ProcessStart] = []
 
 
-def remember(process: str) -> None:
+def remember_files(process: str) -> None:
     """Store the current state of frazil's files. Called when a long-lived process starts; `process` is its name in
     messages.
     """
-    _starts[:] = [ProcessStart(process, _files(FOLDER))]
+    _starts[:] = [ProcessStart(process, _list_files(FOLDER))]
 
 
-def outdated(error: BaseException) -> str | None:
+def explain_outdated(error: BaseException) -> str | None:
     """Return a sentence that advises a restart, if replaced files may be the cause of the error; None for any other
     error.
     """
-    if not _starts or not isinstance(error, CODE_ERRORS) or _files(FOLDER) == _starts[0].files:
+    if not _starts or not isinstance(error, CODE_ERRORS) or _list_files(FOLDER) == _starts[0].files:
         return None
     process = _starts[0].process
     return (
@@ -48,12 +48,12 @@ def outdated(error: BaseException) -> str | None:
     )
 
 
-def fingerprint(folder: Path) -> str:
+def hash_files(folder: Path) -> str:
     """Return a hash of a package's files; it changes when any of them is replaced."""
-    return hashlib.sha256(repr(sorted(_files(folder))).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(_list_files(folder))).encode()).hexdigest()
 
 
-def _files(folder: Path) -> Files:
+def _list_files(folder: Path) -> FileVersions:
     found = set()
     for file in folder.rglob("*.py"):
         try:

@@ -6,7 +6,7 @@ import re
 
 MAX_REASON_CHARACTERS = 1000
 """Maximum number of characters of the reason that a user gives for an action."""
-_LINES = "\t\n"
+_LINE_CHARACTERS = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder text
@@ -16,7 +16,7 @@ _UNSAFE = re.compile(
 )
 
 
-def safe(text: str, *, lines: bool = True) -> str:
+def escape_unsafe(text: str, *, lines: bool = True) -> str:
     """Escape characters that are invisible, such as `\\x1b`, or that UTF-8 cannot encode.
 
     With `lines`, tabs and line feeds are not escaped.
@@ -35,4 +35,4 @@ def reason_problem(text: str) -> str | None:
 
 def _escape(character: str, *, lines: bool) -> str:
     """Escape one character; tabs and line feeds only if `lines` is False."""
-    return character if lines and character in _LINES else character.encode("unicode_escape").decode()
+    return character if lines and character in _LINE_CHARACTERS else character.encode("unicode_escape").decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 
-def ago(milliseconds: int) -> str:
+def format_elapsed(milliseconds: int) -> str:
     """Format a duration in milliseconds: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 0 min`, `30 d 4 h`."""
     seconds = max(milliseconds, 0) / 1000
     if seconds < 10:
@@ -33,7 +33,7 @@ def parse_moment(value: str | datetime) -> datetime:
     return moment
 
 
-def utc(ms: int | None) -> str:
+def format_utc(ms: int | None) -> str:
     """Format milliseconds since 1970 as `2013-12-30 04:00:00Z`; None becomes `unknown`."""
     if ms is None:
         return "unknown"

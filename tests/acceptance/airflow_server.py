@@ -198,7 +198,7 @@ class _Server:
         from sqlalchemy import select
 
         from frazil.airflow.audits.findings import LAST_AUDITS_KEY
-        from frazil.airflow.maintenance.due import TURNS
+        from frazil.airflow.maintenance.due import CHECKS_KEY
 
         with create_session() as session:
             found = session.execute(
@@ -210,7 +210,7 @@ class _Server:
         return {
             key: value
             for key, value in states.items()
-            if isinstance(value, dict) and value and key not in (LAST_AUDITS_KEY, TURNS)
+            if isinstance(value, dict) and value and key not in (LAST_AUDITS_KEY, CHECKS_KEY)
         }
 
     def parsed(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from frazil.doctor import host
-from frazil.doctor.finding import State
+from frazil.doctor.finding import CheckState
 from tests.api_server import ApiServer
 from tests.browser.conftest import PAGE, Open, settled, view
 from tests.dags import in_airflow
@@ -102,7 +102,7 @@ def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open
 @pytest.mark.usefixtures("server")
 def test_frazil_doctor_knows_the_api_server_that_serves_the_page(world: TroubledWorld, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FRAZIL_HOME", world.environment["FRAZIL_HOME"])
-    assert eventually(lambda: [one.state for one in host.api_servers()] == [State.OK], within_s=30)
+    assert eventually(lambda: [one.state for one in host.check_api_servers()] == [CheckState.OK], within_s=30)
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1200), ("dark", 1200), ("light", 390)])

@@ -287,27 +287,27 @@ def meet_other_files(change: bool) -> None:
 
     if change:
         installed._starts[:] = [installed.ProcessStart("API server", frozenset())]
-        actions.__dict__["action_subject_before"] = actions.action_subject
-        actions.action_subject = cannot_be_loaded
+        actions.__dict__["action_subject_before"] = actions.find_action_subject
+        actions.find_action_subject = cannot_be_loaded
     else:
         installed._starts.clear()
-        actions.action_subject = actions.__dict__.pop("action_subject_before")
+        actions.find_action_subject = actions.__dict__.pop("action_subject_before")
 
 
 def silence_database(silent: bool) -> None:
     """Let Airflow's database not tell `actions` which DAGs it has; or let it tell them again."""
     import threading
 
-    from frazil.airflow.page import actions, known, views  # needs AIRFLOW_HOME
+    from frazil.airflow.page import actions, airflow_database, views  # needs AIRFLOW_HOME
 
-    views.answers.cache_clear()
+    views.answer_cache.cache_clear()
     if silent:
         released = threading.Event()
-        actions.paused_dags = lambda _: released.wait(60)
+        actions.read_pauses = lambda _: released.wait(60)
         actions.__dict__["database_is_back"] = released.set
     else:
         actions.__dict__.pop("database_is_back")()
-        actions.paused_dags = known.paused_dags
+        actions.read_pauses = airflow_database.read_pauses
 
 
 def store_dags() -> list[str]:
@@ -475,10 +475,10 @@ def ask_without_catalog(  # noqa: PLR0913 - a request, and what it meets
 
 def declare_elsewhere(streams: str) -> None:
     """The API server of this process looks into another folder for streams, from now on."""
-    from frazil.airflow.page.views import answers
+    from frazil.airflow.page.views import answer_cache
 
     os.environ["FRAZIL_STREAMS"] = streams
-    answers().forget("declarations")
+    answer_cache().forget("declarations")
 
 
 def map_task(dag_id: str, run_id: str, task_id: str, label: str | None) -> None:
@@ -509,7 +509,7 @@ def forget_answers() -> None:
     """Let the operations page know nothing, as in an API server that begins."""
     from frazil.airflow.page import views  # needs AIRFLOW_HOME
 
-    views.answers.cache_clear()
+    views.answer_cache.cache_clear()
 
 
 def pause(dag_id: str, paused: bool | None) -> None:
@@ -530,9 +530,9 @@ def pause(dag_id: str, paused: bool | None) -> None:
 
 def doctor_of_dags() -> list[str]:
     """What `frazil doctor` finds of the DAGs of all streams."""
-    from frazil.airflow.doctor import _dags_of_all
+    from frazil.airflow.doctor import _check_shared_dags
 
-    return [one.said for one in _dags_of_all()]
+    return [one.said for one in _check_shared_dags()]
 
 
 def give_to_team(team: str, dag_id: str) -> None:

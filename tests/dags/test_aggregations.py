@@ -16,7 +16,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.aggregate.due import WaitingDay
-from frazil.airflow.aggregations.reconcile import REQUESTED, days_to_request, reconcile
+from frazil.airflow.aggregations.reconcile import REQUESTED, find_days_to_request, reconcile
 from frazil.airflow.lineage_parent import CLUSTER_PREFIXES
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
@@ -281,7 +281,7 @@ def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
     ],
 )
 def test_a_late_day_is_requested_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
-    requested = days_to_request([waiting(30), waiting(31)], {"2013-12-30": runs}, requested_after_ms=2_000)
+    requested = find_days_to_request([waiting(30), waiting(31)], {"2013-12-30": runs}, requested_after_ms=2_000)
     assert requested == ([waiting(30)] if asks else []) + [waiting(31)]
 
 

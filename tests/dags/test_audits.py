@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil.airflow.audits.dag import report
-from frazil.airflow.audits.findings import audit_findings, last_audits, remember
+from frazil.airflow.audits.findings import read_findings, read_last_audits, store_audits
 from frazil.airflow.audits.tasks import audit_all, audit_hours
 from frazil.airflow.health.tasks import measure_all
 from frazil.errors import FrazilError
@@ -172,27 +172,27 @@ def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding
     store = Store()
     hour = {"stream": "made", "from": TEN.isoformat(), "to": (TEN + timedelta(hours=1)).isoformat()}
     requested = {**hour, "source": source, "complete": complete}
-    remember(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
-    remember(store, [{**requested, "findings": 0, "sentences": []}])
-    assert bool(audit_findings(store)) is stands
+    store_audits(store, [{**hour, "source": found_with, "complete": True, "findings": 1, "sentences": ["made: 1 key"]}])
+    store_audits(store, [{**requested, "findings": 0, "sentences": []}])
+    assert bool(read_findings(store)) is stands
 
 
 def test_the_last_audit_of_a_stream_says_what_it_covered_and_what_it_left_out() -> None:
     store = Store()
     hour = {"from": "2033-05-18T10:00:00+00:00", "to": "2033-05-18T11:00:00+00:00", "source": False, "sentences": []}
-    remember(store, [
+    store_audits(store, [
         {**hour, "stream": "clean", "complete": True, "not-compared": None, "findings": 0},
         {**hour, "stream": "upsert", "complete": False, "not-compared": "7 changes were not compared", "findings": 0},
         {**hour, "stream": "harmed", "complete": True, "findings": 2, "sentences": ["harmed: 1 row", "harmed: 2 rows"]},
     ])  # fmt: skip
     hours = "of commits from 2033-05-18T10:00:00+00:00 to 2033-05-18T11:00:00+00:00"
-    assert last_audits(store) == {
+    assert read_last_audits(store) == {
         "clean": f"{hours}: no findings",
         "upsert": f"{hours}: no findings, but 7 changes were not compared",
         "harmed": f"{hours}: 2 findings",
     }
-    remember(store, [])
-    assert set(last_audits(store)) == {"clean", "upsert", "harmed"}
+    store_audits(store, [])
+    assert set(read_last_audits(store)) == {"clean", "upsert", "harmed"}
 
 
 def test_health_reports_the_last_audit_and_that_a_stream_had_none(
@@ -200,7 +200,7 @@ def test_health_reports_the_last_audit_and_that_a_stream_had_none(
     tmp_path: Path,
 ) -> None:
     store, moment = Store(), TEN + timedelta(hours=1, minutes=20)
-    remember(store, audit_all(["made", "waiting"], tmp_path / "streams", moment).audits)
+    store_audits(store, audit_all(["made", "waiting"], tmp_path / "streams", moment).audits)
     audited = measure_all(tmp_path / "streams", store)["audited"]
     assert audited["made"].endswith("no findings")
     assert audited["waiting"] is None

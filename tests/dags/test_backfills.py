@@ -19,13 +19,13 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow.backfills import dag as backfills
 from frazil.airflow.backfills.dag import StageOperator
 from frazil.airflow.task import run_name
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.opened import open_stream
-from frazil.operations.resetting import plan_abandon
+from frazil.commit.open_streams import open_stream
+from frazil.operations.prepared_actions import plan_abandon
 from frazil.spec.load import find_stream
 from tests.made_batches import MadeStream
 

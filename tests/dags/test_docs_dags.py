@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frazil.airflow.partitions.tasks import facts
+from frazil.airflow.partitions.tasks import window_facts
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 from tests.dags.test_sensors import Flow
@@ -64,10 +64,10 @@ def test_the_files_for_a_team_read_an_hour_a_reopened_hour_and_a_day(
     flow = Flow(tmp_path, "flights.yaml")
     flow.land(26)
     flow.signal()
-    known = {name: facts(found) for name, found in flow.newest().items()}
+    known = {name: window_facts(found) for name, found in flow.newest().items()}
     flow.land_late(5)
     flow.signal()
-    again = {name: facts(found) for name, found in flow.newest().items() if found.revision > 1}
+    again = {name: window_facts(found) for name, found in flow.newest().items() if found.revision > 1}
     assert (len(known), list(again)) == (25, ["2013-12-30T05"])
 
     variables = {"FRAZIL_HOME": frazil_home, "FRAZIL_STREAMS": tmp_path, "AIRFLOW__CORE__DAGS_FOLDER": files}

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from demo.run import DAY_DAGS, STREAM, WRITER_DAG
-from frazil.airflow.writers.log_lines import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, WriterLines
+from frazil.airflow.writers.log_lines import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, LineSelector
 from frazil.home import run_folder
 from frazil.host.claim import Claim, read_claim, write_claim
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import read_notes
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import Declared, Desired, Observed
-from frazil.supervise.supervisor import Step
+from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
+from frazil.supervise.supervisor import SupervisionStep
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 
@@ -108,7 +108,7 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
 
 
 def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
-    lines, reported = WriterLines(), []
+    lines, reported = LineSelector(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
         reported += lines.lines_to_copy([(logging.WARNING, words), (logging.INFO, f"said {words}")], now_s=second)
@@ -119,7 +119,7 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
 
 
 def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_newest_and_how_many_there_were() -> None:
-    lines, reported = WriterLines(), []
+    lines, reported = LineSelector(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
         reported += [(minute, line) for _, line in lines.lines_to_copy(batch, now_s=minute * 60.0)]
@@ -135,7 +135,7 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
 
 
 def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
-    lines = WriterLines()
+    lines = LineSelector()
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
         list(lines.lines_to_copy(batch, now_s=minute * 60.0))
@@ -181,12 +181,14 @@ def test_a_trigger_gives_up_only_when_airflow_knows_that_its_task_has_deferred(m
     assert triggers.MIN_DEFERRAL_S - 5 < max(slept) <= triggers.MIN_DEFERRAL_S
 
 
-def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None = None) -> Step:
+def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None = None) -> SupervisionStep:
     heartbeat: Any = SimpleNamespace(stall=stall)
     writer = Observation(ProcessState.RUNNING, None, heartbeat, ())
     if decision.action is WriterAction.GIVE_UP:
         writer = Observation(ProcessState.ENDED, None, None, ())
-    return Step(decision, Observed(writer, Declared("f1"), Desired(), table_fingerprint="t1"), problem, ())
+    return SupervisionStep(
+        decision, DecisionInput(writer, ValidDeclaration("f1"), DesiredState(), table_fingerprint="t1"), problem, ()
+    )
 
 
 def _trigger_of(run_id: str, try_number: int) -> Any:

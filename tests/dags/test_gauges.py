@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
-from frazil.airflow.gauges import GAUGES, report_health, report_windows
+from frazil.airflow.gauges import GAUGES, export_health, export_windows
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
@@ -31,7 +31,7 @@ def reported(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float, dict[str
 
 def test_the_health_of_each_measured_table_its_streams_and_its_alerts_are_reported(reported: Any) -> None:
     active = [{"table": "demo.flights"}, {"table": "demo.flights"}, {"table": "application x"}]
-    report_health({"demo.flights": HEALTH, "demo.gone": None, "demo.away": "no route"}, active)
+    export_health({"demo.flights": HEALTH, "demo.gone": None, "demo.away": "no route"}, active)
     assert ("frazil.table.data_files", 4, TABLE) in reported
     assert ("frazil.table.manifest_list_bytes_per_file", 250, TABLE) in reported
     flights = {**TABLE, "stream": "flights"}
@@ -45,8 +45,8 @@ def test_the_health_of_each_measured_table_its_streams_and_its_alerts_are_report
 
 
 def test_how_far_windows_are_decided_and_how_many_are_held_is_reported(reported: Any) -> None:
-    report_windows("demo.flights", Cursor(Grain.HOUR, 0, 7_200_000_000, 1, frozenset({0})))
-    report_windows("demo.new", None)
+    export_windows("demo.flights", Cursor(Grain.HOUR, 0, 7_200_000_000, 1, frozenset({0})))
+    export_windows("demo.new", None)
     assert reported == [
         ("frazil.windows.complete_through_timestamp_seconds", 7_200.0, TABLE),
         ("frazil.windows.held", 1, TABLE),
@@ -58,12 +58,12 @@ def test_a_backend_that_fails_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("no route to host")
 
     monkeypatch.setattr(stats, "gauge", fails)
-    report_health({"demo.flights": HEALTH}, [])
+    export_health({"demo.flights": HEALTH}, [])
 
 
 def test_each_gauge_is_documented_and_reported(reported: Any) -> None:
-    report_health({"demo.flights": HEALTH}, [])
-    report_windows("demo.flights", Cursor(Grain.HOUR, 0, 1, 1))
+    export_health({"demo.flights": HEALTH}, [])
+    export_windows("demo.flights", Cursor(Grain.HOUR, 0, 1, 1))
     assert {name for name, _, _ in reported} == set(GAUGES)
     page = Path("docs/how-to/watch-with-prometheus.md").read_text()
     assert dict(re.findall(r"^\| `(frazil\.(?:table|stream|windows)\.\w+)` \| (.+) \|$", page, re.MULTILINE)) == GAUGES

@@ -15,9 +15,9 @@ from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from openlineage.client.uuid import generate_static_uuid
 
 from frazil.errors import SpecError
-from frazil.events import Events
+from frazil.events import EventDispatcher
 from frazil.history.recording_threads import RecordingThreads
-from frazil.lineage.facts import PARENT, Settings
+from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings
 from frazil.spec.load import load_stream
 from frazil.stream.recording import record_events
 from frazil.supervise.supervised import ApplicationProgram, WriterProgram
@@ -64,7 +64,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_id_is_that_of_airflows_own_provider(module: Any, given: Any, moment: datetime, data: str) -> None:
     expected = f"default/frazil_writer_s.write/{generate_static_uuid(moment, data.encode())}"
     assert module.parent_id(context(**given), ON) == expected
-    assert Settings.load({**ON, PARENT: expected}).parent is not None
+    assert LineageSettings.load({**ON, PARENT_VARIABLE: expected}).parent is not None
 
 
 def test_the_namespace_is_airflows(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_the_namespace_is_airflows(module: Any, monkeypatch: pytest.MonkeyPatch)
 def test_nothing_is_made_where_no_backend_is_declared_or_a_user_named_a_parent(module: Any) -> None:
     assert module.parent_id(context(), {}) is None
     assert module.parent_id(context(), {**ON, "OPENLINEAGE_DISABLED": "true"}) is None
-    assert module.parent_id(context(), {**ON, PARENT: "a/b/c"}) is None
+    assert module.parent_id(context(), {**ON, PARENT_VARIABLE: "a/b/c"}) is None
 
 
 def test_where_the_provider_is_installed_it_is_asked_and_its_failure_fails_no_task(
@@ -103,19 +103,19 @@ def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
     monkeypatch.setenv("OPENLINEAGE_URL", ON["OPENLINEAGE_URL"])
     expected = module.parent_id(context())
     with module.as_parent(context(), {"spark.x": "1"}) as properties:
-        assert os.environ[PARENT] == expected
+        assert os.environ[PARENT_VARIABLE] == expected
         assert properties == {
             "spark.yarn.appMasterEnv.OPENLINEAGE_PARENT_ID": expected,
             "spark.kubernetes.driverEnv.OPENLINEAGE_PARENT_ID": expected,
             "spark.x": "1",
         }
-    assert PARENT not in os.environ
+    assert PARENT_VARIABLE not in os.environ
     with pytest.raises(SpecError, match="it failed"), module.as_parent(context(), {}):
         raise SpecError("it failed")
-    assert PARENT not in os.environ
+    assert PARENT_VARIABLE not in os.environ
     monkeypatch.delenv("OPENLINEAGE_URL")
     with module.as_parent(context(), {"spark.x": "1"}) as properties:
-        assert (properties, PARENT in os.environ) == ({"spark.x": "1"}, False)
+        assert (properties, PARENT_VARIABLE in os.environ) == ({"spark.x": "1"}, False)
 
 
 @pytest.mark.usefixtures("module", "frazil_home")
@@ -129,13 +129,13 @@ def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_a
         supervised = program.supervised(clock=lambda: 0)
         supervised.read()
         request = supervised.request(generation=0, connections=lambda _: {})
-        return request.environment.get(PARENT)  # type: ignore[no-any-return]
+        return request.environment.get(PARENT_VARIABLE)  # type: ignore[no-any-return]
 
     main, parent = tmp_path / "w.py", "a/b/c"
     programs = [WriterProgram("s", tmp_path, main, parent), ApplicationProgram("both", tmp_path, main, parent)]
     assert [launched(program) for program in programs] == ["a/b/c", "a/b/c"]
     assert launched(WriterProgram("s", tmp_path, main)) is None
-    monkeypatch.setenv(PARENT, "x/y/z")
+    monkeypatch.setenv(PARENT_VARIABLE, "x/y/z")
     assert [launched(program) for program in programs] == ["x/y/z", "x/y/z"]
 
 
@@ -150,7 +150,7 @@ def test_a_task_that_defers_and_resumes_again_and_again_sends_nothing_and_its_wr
     spec = load_stream(tmp_path / "s.yaml")
     table = ensure_table(load_catalog(None), spec)
     with tracing(monkeypatch) as received:
-        events = Events("s", clock_ms=lambda: 1_800_000_000_000)
+        events = EventDispatcher("s", clock_ms=lambda: 1_800_000_000_000)
         deferred = []
         with record_events(spec, events, RecordingThreads()) as recording:
             assert recording.lineage is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from frazil.airflow import declared
+from frazil.airflow import declared_streams
 from frazil.airflow.health import dag as health
 from frazil.airflow.health import subjects as watched
 from frazil.airflow.health import tasks as table_health
@@ -23,7 +23,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
-from frazil.spec.last_valid import EMPTY_MS, MOMENT_MS
+from frazil.spec.last_valid import MAX_FILE_ABSENCE_MS, MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.table.catalogs import load_catalog
@@ -144,7 +144,9 @@ def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_s
     (tmp_path / "made.yaml").unlink()
     gone = table_health.measure_all(tmp_path, store)
     assert {alert["rule"] for alert in gone["active"]} == {"snapshots", "declaration"}, "for a moment, perhaps"
-    monkeypatch.setattr(declared, "clock", SimpleNamespace(now_ms=lambda: time.time_ns() // 1_000_000 + EMPTY_MS))
+    monkeypatch.setattr(
+        declared_streams, "clock", SimpleNamespace(now_ms=lambda: time.time_ns() // 1_000_000 + MAX_FOLDER_ABSENCE_MS)
+    )
     removed = table_health.measure_all(tmp_path, store)
     assert {alert["rule"] for alert in removed["resolved"]} == {"snapshots", "declaration"}
     assert "no stream declares it" in removed["resolved"][0]["sentence"]
@@ -192,7 +194,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     subject = watched.WatchedSubject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
-        seen = watched.read_all({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
+        seen = watched.read_subjects({"s": subject}, lambda _, limit: min(failed, limit), at_once=1)["s"]
         assert not isinstance(seen, str)
         return seen[0].is_beyond
 
@@ -201,11 +203,11 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
 
 def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
     subjects = {
-        dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.ABOUT_ALL, "frazil_other")
+        dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.SHARED_DAGS, "frazil_other")
     }
-    seen = watched.read_all(subjects, lambda *_: 0, lambda _: True, at_once=1)
+    seen = watched.read_subjects(subjects, lambda *_: 0, lambda _: True, at_once=1)
     readings = {name: one for name, (one,) in seen.items() if isinstance(one, Reading)}
-    assert {name for name, one in readings.items() if one.is_beyond} == set(watched.ABOUT_ALL)
+    assert {name for name, one in readings.items() if one.is_beyond} == set(watched.SHARED_DAGS)
     assert readings["frazil_audits"].sentence == (
         "the DAG frazil_audits is paused in Airflow, so its work is not done: unpause it"
     )
@@ -221,12 +223,12 @@ def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_
     store = Store()
     table_health.measure_all(tmp_path, store)
     (tmp_path / "made.yaml").unlink()
-    for past_ms in (0, 1_000, MOMENT_MS, EMPTY_MS):
+    for past_ms in (0, 1_000, MAX_FILE_ABSENCE_MS, MAX_FOLDER_ABSENCE_MS):
         now_ms = time.time_ns() // 1_000_000 + past_ms
-        monkeypatch.setattr(declared, "clock", SimpleNamespace(now_ms=lambda at=now_ms: at))
+        monkeypatch.setattr(declared_streams, "clock", SimpleNamespace(now_ms=lambda at=now_ms: at))
         active = table_health.measure_all(tmp_path, store)["active"]
         assert "declaration" not in {alert["rule"] for alert in active}
-        declared.check_declarations(tmp_path, aggregations=tmp_path / "aggregations")
+        declared_streams.check_declarations(tmp_path, aggregations=tmp_path / "aggregations")
 
 
 @pytest.mark.parametrize("left", ["name: made\ntable: 7\n", None])
@@ -240,7 +242,7 @@ def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaini
     with pytest.raises(AirflowFailException, match=r"demo\.made: not maintained, because this worker has never read"):
         table_care.due_sentences(["demo.made"], tmp_path, actions=["compaction"], dry_run=False)
     with pytest.raises(AirflowFailException, match=str(tmp_path)):
-        table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
+        table_care.clean_tables(["demo.made"], tmp_path, Store(), dry_run=False)
 
 
 @pytest.mark.usefixtures("made")
@@ -266,15 +268,15 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
 @pytest.mark.usefixtures("made")
 def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
     store = Store()
-    reports = table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
+    reports = table_care.clean_tables(["demo.made"], tmp_path, store, dry_run=False)
     assert reports["demo.made"]["refused"] is None
     with pytest.raises(AirflowSkipException, match="less than a day ago"):
-        table_care.orphans(["demo.made"], tmp_path, store, dry_run=False)
-    assert table_care.orphans(["demo.made"], tmp_path, store, dry_run=True)
+        table_care.clean_tables(["demo.made"], tmp_path, store, dry_run=False)
+    assert table_care.clean_tables(["demo.made"], tmp_path, store, dry_run=True)
 
 
 @pytest.mark.usefixtures("made")
 def test_a_cleanup_that_refuses_needs_attention(tmp_path: Path) -> None:
     declare(tmp_path, "{orphans: {max-listed: 1}}")
     with pytest.raises(AirflowFailException, match="max-listed"):
-        table_care.orphans(["demo.made"], tmp_path, Store(), dry_run=False)
+        table_care.clean_tables(["demo.made"], tmp_path, Store(), dry_run=False)

@@ -15,10 +15,10 @@ from pyiceberg.schema import Schema
 
 from frazil.airflow.health import routes as health_routes
 from frazil.airflow.health import tasks as table_health
-from frazil.airflow.health.routes import RUNS, RouteFindings, next_after
+from frazil.airflow.health.routes import RUNS_PER_ROUND, RouteFindings, select_share
 from frazil.airflow.maintenance import route as route_care
 from frazil.airflow.maintenance import tasks as table_care
-from frazil.airflow.maintenance.due import Run, due_tables
+from frazil.airflow.maintenance.due import MaintenanceRun, due_tables
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.errors import FrazilError
 from frazil.maintenance import measure, orphan_cleanup
@@ -77,7 +77,7 @@ def test_one_check_hands_a_route_on_as_one_name_as_long_as_one_of_its_tables_nee
     made: MadeRoute, tmp_path: Path
 ) -> None:
     assert made
-    run = Run("run-1", 0, (), ACTIONS, dry_run=False, by_hand=False)
+    run = MaintenanceRun("run-1", 0, (), ACTIONS, dry_run=False, is_manual=False)
     assert ROUTE in due_tables(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {})
     (tmp_path / "shop.yaml").write_text(STREAM.format(maintenance="off"))
     assert due_tables(["shop.other", ROUTE], tmp_path, run, Store(), lambda _: {}) == []
@@ -88,12 +88,12 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    found = table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
+    found = table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False)
     assert found == ["shop.raw_b", "shop.orders", "shop.raw_a"]
     assert "shop.raw_x, so they are not maintained" in caplog.text
     monkeypatch.setattr(route_care, "MAX_TABLES", 1)
-    assert table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
-    assert table_care.to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=True) == []
+    assert table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=False) == ["shop.raw_b"]
+    assert table_care.find_tables_to_rewrite(ROUTE, tmp_path, actions=ACTIONS, dry_run=True) == []
 
 
 def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_are_one_error(
@@ -179,7 +179,7 @@ def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, mo
     monkeypatch.setattr(health_routes, "MIN_TABLES_PER_RUN", 1)
     found, turns = RouteFindings({}), []
     for _ in range(4):
-        found, _ = health_routes.reread_route(made.spec, [made.spec], found, now_ms=made.now_ms)
+        found, _ = health_routes.measure_route_share(made.spec, [made.spec], found, now_ms=made.now_ms)
         turns.append(found.after)
     assert turns == ["shop.raw_a", "shop.raw_b", "shop.raw_c", "shop.raw_x"]
     assert found.beyond == {"shop.raw_a": ["snapshots"], "shop.raw_b": ["snapshots"]}
@@ -196,8 +196,8 @@ def test_findings_that_somebody_else_wrote_are_left_out() -> None:
 @given(st.sets(st.text("abc", min_size=1), max_size=300), st.text("abc"))
 def test_each_table_has_its_turn_within_as_many_runs(names: set[str], last: str) -> None:
     seen: list[str] = []
-    for _ in range(RUNS):
-        turn = next_after(last, sorted(names))
+    for _ in range(RUNS_PER_ROUND):
+        turn = select_share(last, sorted(names))
         assert len(set(turn)) == len(turn)
         seen += turn
         last = turn[-1] if turn else last

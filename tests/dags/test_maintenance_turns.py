@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from frazil.airflow.maintenance import due
 from frazil.airflow.maintenance.check_schedule import (
     ENDED,
-    TableState,
+    CheckState,
     dag_interval,
     tables_in_progress,
     tables_to_check,
 )
 from frazil.airflow.maintenance.dag import RewriteOperator
-from frazil.airflow.maintenance.due import TASKS, TURNS, Run, due_tables
+from frazil.airflow.maintenance.due import CHECKS_KEY, TASKS, MaintenanceRun, due_tables
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.dags.test_maintenance import EAGER, Store, declare
@@ -38,8 +38,8 @@ def nobody_works(_: list[str]) -> dict[str, dict[str, Any]]:
     return {}
 
 
-def run(hour: int, *, by_hand: bool = False, dry_run: bool = False, chosen: tuple[str, ...] = ()) -> Run:
-    return Run(f"run-{hour}", hour * HOUR_MS, chosen, ACTIONS, dry_run, by_hand)
+def run(hour: int, *, by_hand: bool = False, dry_run: bool = False, chosen: tuple[str, ...] = ()) -> MaintenanceRun:
+    return MaintenanceRun(f"run-{hour}", hour * HOUR_MS, chosen, ACTIONS, dry_run, by_hand)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_each_table_is_checked_as_often_as_it_declares(
     monkeypatch.setattr(due, "due_actions", seen)
     store = Store()
 
-    def tables(at: Run) -> list[str]:
+    def tables(at: MaintenanceRun) -> list[str]:
         checked.clear()
         due_tables(NAMES, streams, at, store, nobody_works)
         return [name for name in checked if "dead_letters" not in name]
@@ -127,7 +127,7 @@ def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_t
     store = Store()
     with pytest.raises(FrazilError, match=r"none of 2 tables could be measured; demo\.made: OSError"):
         due_tables(NAMES, streams, run(12), store, nobody_works)
-    assert TURNS not in store, "the retry looks at all of them"
+    assert CHECKS_KEY not in store, "the retry looks at all of them"
 
 
 def test_a_table_that_this_worker_knows_nothing_of_gets_a_task_that_fails(streams: Path) -> None:
@@ -149,9 +149,9 @@ def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, m
         also.land({0: (batch * 10, batch * 10 + 10)})
     names = ["demo.also", "demo.made"]
     assert due_tables(names, streams, run(12), store, nobody_works) == ["demo.also"]
-    assert list(store[TURNS]) == ["demo.also"], "the other one still waits"
+    assert list(store[CHECKS_KEY]) == ["demo.also"], "the other one still waits"
     assert due_tables(names, streams, run(13), store, nobody_works) == ["demo.made"]
-    assert store[TURNS]["demo.also"] == [12 * HOUR_MS]
+    assert store[CHECKS_KEY]["demo.also"] == [12 * HOUR_MS]
 
 
 @given(
@@ -160,17 +160,17 @@ def test_more_tables_than_a_run_may_have_come_first_in_the_next(streams: Path, m
 )
 def test_every_table_is_checked_within_its_interval_and_one_pause(every: dict[str, timedelta], runs: int) -> None:
     pause = dag_interval(every.values())
-    turns: dict[str, TableState] = {}
+    turns: dict[str, CheckState] = {}
     for number in range(runs):
         moment_ms = number * (pause // timedelta(milliseconds=1))
         for name in tables_to_check(every, turns, moment_ms=moment_ms):
-            turns[name] = TableState(moment_ms)
+            turns[name] = CheckState(moment_ms)
         assert set(turns) == set(every)
         assert all(timedelta(milliseconds=moment_ms - turns[name].at_ms) < every[name] for name in every)
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.builds(TableState, st.integers(0, 10))), st.integers(0, 10))
-def test_those_that_waited_longest_come_first(turns: dict[str, TableState], moment_ms: int) -> None:
+@given(st.dictionaries(st.sampled_from("abc"), st.builds(CheckState, st.integers(0, 10))), st.integers(0, 10))
+def test_those_that_waited_longest_come_first(turns: dict[str, CheckState], moment_ms: int) -> None:
     found = tables_to_check(dict.fromkeys("abcd", timedelta(0)), turns, moment_ms=moment_ms)
     assert sorted(found) == list("abcd")
     waited = [turns[name].at_ms if name in turns else -1 for name in found]
@@ -185,26 +185,26 @@ def test_the_pause_between_runs_is_the_shortest_that_a_table_asks_for() -> None:
 
 @pytest.mark.parametrize("state", [*sorted(ENDED), "running", "queued", "up_for_retry", "deferred", None])
 def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> None:
-    turns = {"t": TableState(1, "r", 3), "other": TableState(1, "r", 4), "idle": TableState(1)}
+    turns = {"t": CheckState(1, "r", 3), "other": CheckState(1, "r", 4), "idle": CheckState(1)}
     states = {"r": {"table.rewrite_3": "success", "table.orphans_3": state, "table.rewrite_4": "success"}}
     assert tables_in_progress(turns, states, tasks=TASKS) == ({} if state in ENDED else {"t": "r"})
 
 
 def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:
-    turns = {"t": TableState(1, "r", 3), "gone": TableState(1, "deleted", 0)}
+    turns = {"t": CheckState(1, "r", 3), "gone": CheckState(1, "deleted", 0)}
     assert tables_in_progress(turns, {"r": {"check_due": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
 
 
 @given(
-    st.one_of(st.builds(TableState, st.integers(0), st.text(), st.integers(0)), st.builds(TableState, st.integers(0)))
+    st.one_of(st.builds(CheckState, st.integers(0), st.text(), st.integers(0)), st.builds(CheckState, st.integers(0)))
 )
-def test_what_is_remembered_is_read_again(turn: TableState) -> None:
-    assert TableState.from_json(turn.to_json()) == turn
+def test_what_is_remembered_is_read_again(turn: CheckState) -> None:
+    assert CheckState.from_json(turn.to_json()) == turn
 
 
 @pytest.mark.parametrize("value", [None, "", 3, [], [-1], ["1"], [1, 2, 3], [1, "r", -1], [1, "r"], {"at": 1}])
 def test_what_others_wrote_is_not(value: Any) -> None:
-    assert TableState.from_json(value) is None
+    assert CheckState.from_json(value) is None
 
 
 @pytest.mark.parametrize(("actions", "started"), [(ACTIONS, True), (("orphans",), False)])

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.airflow import each_alert
 from frazil.airflow.deadlines import deadline
 from frazil.airflow.health import dag as health
-from frazil.airflow.notifications import failure, with_message
+from frazil.airflow.notifications import failure_message, with_message
 from tests.dags.in_airflow import CHECKOUT
 from tests.pages import blocks
 
@@ -130,8 +130,8 @@ def context(task_id: str, **measured: Any) -> dict[str, Any]:
 def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]:
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
-    with_message(notifier, health._fired)(context("alerts", **measured))
-    with_message(notifier, health._over)(context("resolved", **measured))
+    with_message(notifier, health._fired_message)(context("alerts", **measured))
+    with_message(notifier, health._resolved_message)(context("resolved", **measured))
     return list(SENT)
 
 
@@ -238,7 +238,7 @@ def test_a_late_run_is_reported_with_all_that_other_messages_have(
 
 def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
     said: list[str] = []
-    call = with_message(lambda given: said.append(given["frazil"].text), health._fired)
+    call = with_message(lambda given: said.append(given["frazil"].text), health._fired_message)
     call(context("alerts", fired="nonsense"))
     call(context("alerts", fired=[7, {"rule": 3}], active=[7]))
     assert said[0].startswith("frazil: frazil_health: alerts failed\n\na text\nsince: 2033-05-18 00:00:00Z")
@@ -263,11 +263,11 @@ class Wordless(Exception):
 def test_a_failed_task_is_reported_with_its_reason_its_table_and_its_log(error: Exception | None, said: str) -> None:
     given = context("table.rewrite")
     given["ti"].dag_id, given["ti"].rendered_map_index, given["exception"] = "frazil_maintenance", "city.rides", error
-    message = failure(given)
+    message = failure_message(given)
     assert message.title == "frazil: frazil_maintenance: table.rewrite[city.rides] failed, city.rides"
     assert said in message.text
     assert "log: https://airflow.example/log" in message.text
 
 
 def test_a_context_of_another_shape_is_reported_all_the_same(tmp_path: Path) -> None:
-    assert f"{tmp_path} is full" in failure({"reason": f"{tmp_path} is full"}).text
+    assert f"{tmp_path} is full" in failure_message({"reason": f"{tmp_path} is full"}).text

@@ -511,21 +511,21 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
 def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
-    from frazil.airflow.page.forms import run_form  # needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import build_run_conf  # needs AIRFLOW_HOME
     from frazil.operations.page_actions import PageAction  # next to it
 
     form = {"partition": typed, "reason": "checked"}
-    assert run_form(PageAction.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
+    assert build_run_conf(PageAction.RELEASE, "demo.ticks", form)["partition"] == "2020-01-01T05"
 
 
 @pytest.mark.parametrize(("action", "form", "said"), FORMS)
 def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
     action: str, form: dict[str, Any], said: str | None
 ) -> None:
-    from frazil.airflow.page.forms import missing_value  # needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import find_form_problem  # needs AIRFLOW_HOME
     from frazil.operations.page_actions import PageAction  # next to it
 
-    found = missing_value(PageAction(action), "ticks", form, now_ms=1_577_923_200_000)
+    found = find_form_problem(PageAction(action), "ticks", form, now_ms=1_577_923_200_000)
     assert (found is None) if said is None else said in (found or "")
 
 
@@ -540,24 +540,24 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
     ],
 )
 def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
-    from frazil.airflow.page.forms import not_held  # needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import find_release_problem  # needs AIRFLOW_HOME
 
     start, fifth, end = (Window.parse(f"2020-01-01T{hour}").start_us for hour in ("00", "05", "09"))
-    found = not_held({"partition": typed}, Cursor(Grain.HOUR, start, end, 1, frozenset({fifth}), "table"))
+    found = find_release_problem({"partition": typed}, Cursor(Grain.HOUR, start, end, 1, frozenset({fifth}), "table"))
     assert (found is None) if said is None else said in (found or "")
 
 
 def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
-    from frazil.airflow.page.forms import not_held  # needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import find_release_problem  # needs AIRFLOW_HOME
 
-    assert "no window is held" in (not_held({"partition": "2020-01-01T05"}, None) or "")
+    assert "no window is held" in (find_release_problem({"partition": "2020-01-01T05"}, None) or "")
 
 
 def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
-    from frazil.airflow.page.forms import run_form  # needs AIRFLOW_HOME
+    from frazil.airflow.page.forms import build_run_conf  # needs AIRFLOW_HOME
     from frazil.operations.page_actions import PageAction  # next to it
 
-    assert run_form(PageAction.MAINTAIN, "demo.ticks", {"dry-run": False}) == {
+    assert build_run_conf(PageAction.MAINTAIN, "demo.ticks", {"dry-run": False}) == {
         "tables": ["demo.ticks"],
         "dry-run": False,
     }
@@ -576,32 +576,34 @@ def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_whe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from frazil.airflow.components import COMPONENTS  # needs AIRFLOW_HOME
-    from frazil.airflow.page import alive
+    from frazil.airflow.page import missing_components
     from frazil.operations.answers import Answer  # next to it
-    from frazil.operations.silence import ComponentHeartbeat  # next to it
+    from frazil.operations.component_heartbeats import ComponentHeartbeat  # next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
         seen = Answer(dict.fromkeys(COMPONENTS.values(), ComponentHeartbeat(hours_ago_ms - age_ms)), hours_ago_ms)
-        monkeypatch.setattr(alive, "answers", lambda seen=seen: SimpleNamespace(one=lambda *_, **__: seen))
-        assert len(alive.silent_now()) == silent
+        monkeypatch.setattr(
+            missing_components, "answer_cache", lambda seen=seen: SimpleNamespace(one=lambda *_, **__: seen)
+        )
+        assert len(missing_components.find_missing_components()) == silent
 
 
 @pytest.mark.usefixtures("frazil_home")
 def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_one_that_is_there(
     tmp_path: Path,
 ) -> None:
-    from frazil.airflow.declared import declared_streams  # needs AIRFLOW_HOME
-    from frazil.airflow.page.views import reading_of
+    from frazil.airflow.declared_streams import declared_streams  # needs AIRFLOW_HOME
+    from frazil.airflow.page.views import build_reading
 
     first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
     first.write_text(YAML.format(name="ticks", table="demo.ticks"))
     second.write_text(YAML.format(name="quotes", table="{identifier: demo.ticks, catalog: far}"))
-    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (build_reading(one, None) for one in declared_streams(tmp_path))
     assert "is in a different catalog" in quotes.conflict + ticks.conflict
     assert quotes.broken == ticks.broken == ""
     second.write_text("name: quotes\n")
-    (quotes, ticks) = (reading_of(one, None) for one in declared_streams(tmp_path))
+    (quotes, ticks) = (build_reading(one, None) for one in declared_streams(tmp_path))
     assert (quotes.conflict, ticks.conflict, ticks.broken) == ("", "", "")
     assert "b.yaml" in quotes.broken
 

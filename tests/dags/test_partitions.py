@@ -17,19 +17,19 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.triggers.base import TaskSkippedEvent
 
 from frazil.airflow.aggregations.dag import daily_dags
-from frazil.airflow.declared import has_no_stream
+from frazil.airflow.declared_streams import has_no_stream
 from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sent_events import signals_to_send
-from frazil.airflow.partitions.tasks import find_gates
+from frazil.airflow.partitions.tasks import find_gate
 from frazil.airflow.partitions.wait import CompletionTrigger
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import GateOutcome, assess, assess_group, resend_signals, signal_windows
+from frazil.signals.completion import GateOutcome, assess_group, assess_table, resend_signals, signal_windows
 from frazil.signals.signal import Signal, SignalState
 from frazil.spec.load import load_stream
-from frazil.spec.routed_stream import is_group, seen_by
+from frazil.spec.routed_stream import is_group, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
 from tests.made_batches import EventTimes, MadeStream
@@ -130,7 +130,7 @@ def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(worl
     }
     # A row that was written, and whose event never reached Airflow.
     world.land(14, 20)
-    seen = assess(load_catalog(None), [world.made.spec])
+    seen = assess_table(load_catalog(None), [world.made.spec])
     assert seen is not None
     assert len(signal_windows(load_catalog(None), seen, clock_ms=NOW_MS)) == 1
     assert [(name, key) for name, key, _ in world.run()["events"][5:]] == [("demo.made", "2013-12-30T14")]
@@ -327,7 +327,7 @@ def test_a_held_window_of_a_templates_table_is_an_alert_of_the_route(frazil_home
     made.begin_route("web")
     made.run({"shop.raw_web": 2}, at_us=NOON)
     made.run({"main": 1}, at_us=NOON + HOUR)
-    view = seen_by(spec, TEMPLATE)
+    view = view_from_table(spec, TEMPLATE)
     assert is_group(view)
     seen = assess_group(load_catalog(None), view)
     failed = GateOutcome(passed=False, note="a rule is broken")
@@ -363,17 +363,17 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
 
 def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path: Path) -> None:
     store, suite = Store(), tmp_path / "shop.orders.json"
-    assert find_gates(tmp_path, "shop.orders", store) is None
+    assert find_gate(tmp_path, "shop.orders", store) is None
     expectation = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}
     suite.write_text(json.dumps({"name": "orders", "expectations": [expectation]}))
-    assert find_gates(tmp_path, "shop.orders", store) is not None
+    assert find_gate(tmp_path, "shop.orders", store) is not None
     suite.rename(tmp_path / "shop.order.json")
     with pytest.raises(SpecError, match=r"shop\.orders\.json, is missing, so no window is signalled"):
-        find_gates(tmp_path, "shop.orders", store)
+        find_gate(tmp_path, "shop.orders", store)
     suite.write_text(json.dumps({"name": "orders", "expectations": []}))
-    assert find_gates(tmp_path, "shop.orders", store) is not None
+    assert find_gate(tmp_path, "shop.orders", store) is not None
     suite.unlink()
-    assert find_gates(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
+    assert find_gate(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
 
 
 def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001

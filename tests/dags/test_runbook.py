@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil import clock
-from frazil.airflow.audits.findings import remember
+from frazil.airflow.audits.findings import store_audits
 from frazil.airflow.audits.tasks import audit_all
 from frazil.airflow.health.tasks import measure_all
 from frazil.cli.main import frazil
@@ -26,11 +26,11 @@ from frazil.doctor import connections
 from frazil.errors import FrazilError, RegistryUnavailable
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.maintenance import measure
 from frazil.partitions.windows import Window
-from frazil.signals.completion import GateOutcome, assess, signal_windows
+from frazil.signals.completion import GateOutcome, assess_table, signal_windows
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.dags.test_maintenance import Store
@@ -194,7 +194,7 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
 
 def test_a_stall_is_reported_until_it_is_over(shift: Shift) -> None:
     shift.land()
-    launch = Launch("l1", LaunchKind.SUPERVISED, shift.now_ms, writer=mark(os.getpid()))
+    launch = Launch("l1", LaunchKind.SUPERVISED, shift.now_ms, writer=identify_process(os.getpid()))
     (shift.run_folder / "lock").write_text(json.dumps(launch.to_json()))
 
     def write_heartbeat(stall: Stall | None) -> None:
@@ -255,7 +255,7 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
 
     def audit() -> None:
         moment = (BEGIN + timedelta(hours=1)).replace(minute=15)
-        remember(shift.store, audit_all(["rides"], shift.file.parent, moment).audits)
+        store_audits(shift.store, audit_all(["rides"], shift.file.parent, moment).audits)
 
     shift.made.tables.main.refresh().delete("kafka_offset < 5")
     audit()
@@ -305,7 +305,7 @@ def test_a_held_window_is_released(shift: Shift) -> None:
 def complete(shift: Shift, *, held: str = "", note: str = "") -> None:
     """What the table's partition DAG does; the gate passes all windows but one."""
     catalog, spec = load_catalog(None), load_stream(shift.file)
-    seen = assess(catalog, [spec])
+    seen = assess_table(catalog, [spec])
     assert seen is not None
 
     def gates(_: object, windows: Sequence[Window]) -> dict[Window, GateOutcome]:

@@ -15,7 +15,7 @@ from frazil.airflow.partitions import polling_trigger, tasks
 from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionTrigger
 from frazil.airflow.shown_state import MIN_DEFERRAL_S
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
-from frazil.signals.completion import GateOutcome, assess, signal_windows, window_status
+from frazil.signals.completion import GateOutcome, assess_table, load_window_status, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream
@@ -75,7 +75,7 @@ class Flow:
         return {one.partition: one for one in found.values()}
 
     def signal(self, *, passed: bool = True) -> None:
-        seen = assess(load_catalog(None), [self.made.spec])
+        seen = assess_table(load_catalog(None), [self.made.spec])
         assert seen is not None
         gate_results = dict.fromkeys(seen.decision.windows, GateOutcome(passed, "a rule is broken"))
         signal_windows(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)
@@ -241,7 +241,7 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_e
     def fail(*_: object) -> None:
         raise next(answers)
 
-    monkeypatch.setattr("frazil.signals.completion.window_status", fail)
+    monkeypatch.setattr("frazil.signals.completion.load_window_status", fail)
 
     async def first() -> Any:
         return (await anext(trigger.run())).payload
@@ -260,10 +260,10 @@ def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil
     for path in frazil_home.glob("catalog.db*"):
         path.rename(frazil_home / f"aside-{path.name}")
     for asks in (
-        lambda: window_status([flow.made.spec], "2013-12-30T01"),
-        lambda: tasks.ready("demo.made", flow.folder, after=0),
+        lambda: load_window_status([flow.made.spec], "2013-12-30T01"),
+        lambda: tasks.check_completeness("demo.made", flow.folder, after=0),
         lambda: tasks.signal_complete_windows("demo.made", flow.folder, {}),
-        lambda: tasks.held("demo.made", flow.folder, {}),
+        lambda: tasks.take_held_signals("demo.made", flow.folder, {}),
     ):
         with pytest.raises(TableLost, match=r"demo\.made is not in the catalog 'default'"):
             asks()

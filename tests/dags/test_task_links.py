@@ -63,13 +63,13 @@ def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str 
 
 
 def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
-    from frazil.airflow.dag_ids import ROUTE
-    from frazil.maintenance.tables import routes  # next to it
+    from frazil.airflow.dag_ids import ROUTE_PREFIX
+    from frazil.maintenance.tables import routes_by_name  # next to it
     from frazil.spec.load import load_stream  # next to it
 
     (tmp_path / "ticks.yaml").write_text(STREAM.format(name="ticks"))
     spec = load_stream(tmp_path / "ticks.yaml").model_copy(update={"route": object()})
-    assert list(routes([spec])) == [f"{ROUTE}ticks"]
+    assert list(routes_by_name([spec])) == [f"{ROUTE_PREFIX}ticks"]
 
 
 @pytest.fixture(scope="module")

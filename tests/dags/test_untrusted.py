@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.audits import dag as audits
 from frazil.airflow.health import dag as health
-from frazil.airflow.untrusted import (
+from frazil.airflow.untrusted_values import (
     extra_text,
     parse_signals,
     read_sent_signals,

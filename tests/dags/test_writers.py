@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frazil.spec.last_valid import MOMENT_MS
+from frazil.spec.last_valid import MAX_FILE_ABSENCE_MS
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 
@@ -121,7 +121,7 @@ def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(
     parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
     (tmp_path / "gone.yaml").unlink()
     (record,) = (tmp_path / "airflow" / "frazil" / "declared").glob("*/gone.yaml.json")
-    minutes_ago = time.time_ns() // 1_000_000 - 2 * MOMENT_MS
+    minutes_ago = time.time_ns() // 1_000_000 - 2 * MAX_FILE_ABSENCE_MS
     record.write_text(json.dumps({**json.loads(record.read_text()), "missing-since-ms": minutes_ago}))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
     assert found["errors"] == {}, "it was meant"

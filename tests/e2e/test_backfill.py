@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from frazil.audit.run import audit_stream
-from frazil.audit.source import ask_kafka
+from frazil.audit.kafka_source import ask_kafka
+from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as backfill_commit
 from frazil.backfill import stage as stage_module
 from frazil.backfill.commit import BackfillCommitter
@@ -27,7 +27,7 @@ from frazil.commit.backfill_marker import BackfillState, branch_name, read_backf
 from frazil.commit.history import last_period
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import open_stream
+from frazil.commit.open_streams import open_stream
 from frazil.errors import WriterBusy
 from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine

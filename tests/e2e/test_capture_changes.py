@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from pyiceberg.schema import Schema
 from pyiceberg.types import IcebergType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.audit.declared import audit
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.table.catalogs import load_catalog
 
 DECLARED = """\
@@ -122,7 +122,7 @@ def test_an_update_that_changes_a_column_of_the_key_removes_the_row_before(strea
         assert sorted(tuple(row.values()) for of in found for row in of.to_arrow().to_pylist()) == [(1, "b"), (2, "a")]
     records = [int(one.summary.get("frazil.records") or 0) for one in stream.table().metadata.snapshots]
     assert sum(records) == sent + 3 + len(database.log)
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 @pytest.mark.parametrize("route", ["", "route: {by: field, name: name, template: 'test.of_{value}'}\n"])

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from frazil.table.catalogs import load_catalog
 from tests.conftest import TopicFactory
 
@@ -56,7 +56,7 @@ def test_what_is_reached_is_said_and_nothing_is_left(
 def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure(monkeypatch, type="rest", uri=f"http://127.0.0.1:{free_port()}")
+    configure(monkeypatch, type="rest", uri=f"http://127.0.0.1:{choose_free_port()}")
     files = [declare(tmp_path, topic="nowhere", bootstrap=kafka.bootstrap, name=name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
     assert result.exit_code == 10

@@ -17,7 +17,7 @@ from sqlalchemy import make_url
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.process import free_port, last_port
+from frazil.dev.process import choose_free_port, last_port
 from frazil.errors import EnvironmentUnusable
 from frazil.table.catalogs import load_catalog
 
@@ -27,7 +27,7 @@ def run(*arguments: str) -> Result:
 
 
 def test_up_is_idempotent_and_down_ends_what_it_started(frazil_home: Path) -> None:
-    port = free_port()
+    port = choose_free_port()
     try:
         first = run("up", "--kafka-port", str(port))
         assert first.exit_code == 0, first.output
@@ -57,7 +57,7 @@ def test_the_configuration_that_is_named_opens_the_catalogs_and_no_password_is_p
     open_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("kafka", "object-store", "catalog", "postgres")
-    ports = [part for name in names for part in (f"--{name}-port", str(free_port()))]
+    ports = [part for name in names for part in (f"--{name}-port", str(choose_free_port()))]
     try:
         first = run("up", "--object-store", "--postgres", *ports)
         assert first.exit_code == 0, first.output

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from demo.parts import MARK, DemoCatalog
-from frazil.dev.process import LOOPBACK, free_port
+from frazil.dev.process import LOOPBACK, choose_free_port
 from tests.polling import eventually
 
 
@@ -62,7 +62,7 @@ def left_behind(home: Path) -> list[str]:
 
 @pytest.fixture
 def ports() -> tuple[str, ...]:
-    return ("--kafka-port", str(free_port()), "--airflow-port", str(free_port()))
+    return ("--kafka-port", str(choose_free_port()), "--airflow-port", str(choose_free_port()))
 
 
 def test_a_taken_port_is_one_sentence_with_the_make_variable_and_exit_1(frazil_home: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_taken_port_is_one_sentence_with_the_make_variable_and_exit_1(frazil_h
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        demo = RunningDemo(frazil_home, "--kafka-port", str(free_port()), "--airflow-port", port)
+        demo = RunningDemo(frazil_home, "--kafka-port", str(choose_free_port()), "--airflow-port", port)
         assert demo.process.wait(60) == 1
     assert f"port {port}, wanted for the demo's Airflow, is taken" in demo.said
     assert "make demo AIRFLOW_PORT=…" in demo.said

@@ -13,7 +13,7 @@ import pytest
 from frazil.dev.airflow import COMPONENTS, EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient, wait_for
 from frazil.doctor import host as doctor
-from frazil.doctor.finding import State
+from frazil.doctor.finding import CheckState
 from frazil.errors import EnvironmentUnusable
 from tests.polling import eventually
 
@@ -88,12 +88,12 @@ def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
 
 
 def test_frazil_doctor_asks_it(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
-    found = {one.subject: one for one in doctor.airflow(tmp_path, airflow.environment())}
-    assert {one.state for name, one in found.items() if name != "dags"} == {State.OK}, found
-    assert found["dags"].state is State.WARNING, "the DAGs of frazil are missing here"
+    found = {one.subject: one for one in doctor.check_airflow(tmp_path, airflow.environment())}
+    assert {one.state for name, one in found.items() if name != "dags"} == {CheckState.OK}, found
+    assert found["dags"].state is CheckState.WARNING, "the DAGs of frazil are missing here"
     assert found.keys() == {"airflow", "scheduler", "dag-processor", "triggerer", "pool", "connection", "dags"}
     without = {**airflow.environment(), "FRAZIL_SPARK_POOL": "nowhere", "FRAZIL_WRITER_QUEUE": "writers"}
-    wrong = {one.subject: one for one in doctor.airflow(tmp_path, without) if one.state is State.WRONG}
+    wrong = {one.subject: one for one in doctor.check_airflow(tmp_path, without) if one.state is CheckState.WRONG}
     assert wrong.keys() == {"pool", "triggerer"}
     assert wrong["pool"].fix == 'airflow pools set nowhere 1 "Spark applications"'
 

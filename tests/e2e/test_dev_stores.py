@@ -51,7 +51,7 @@ def test_a_second_start_on_the_folder_uses_the_store_that_runs(store: EmbeddedOb
     assert first is not None
     assert EmbeddedObjectStore(store.folder).start().server() == first
     with pytest.raises(EnvironmentUnusable, match="runs on other ports"):
-        EmbeddedObjectStore(store.folder, port=process.free_port()).start()
+        EmbeddedObjectStore(store.folder, port=process.choose_free_port()).start()
 
 
 def test_a_bucket_takes_an_object_where_the_disk_has_no_room_for_it_to_become_large(store: EmbeddedObjectStore) -> None:

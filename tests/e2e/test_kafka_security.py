@@ -23,8 +23,8 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.readers import kafka_reader
-from frazil.kafka.admin import KafkaOffsets
+from frazil.ingest.readers import create_kafka_reader
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import check_readable
 from frazil.spec.formats import Envelope, JsonFormat
 from frazil.spec.load import load_stream
@@ -128,17 +128,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 @pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function"])
 def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_reader: str) -> None:
     properties = source.ways[way]
-    with kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
+    with create_kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
         assert isinstance(reader, READERS[each_reader])
         assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
-    with KafkaOffsets(properties, [source.topic]) as kafka:
+    with KafkaAdmin(properties, [source.topic]) as kafka:
         assert kafka.ends(kafka.describe().partitions) == {(source.topic, 0): RECORDS}
     check_readable(properties, [(source.topic, 0)], stream="rides", within_s=20)
 
 
 def test_a_function_is_called_again_before_its_token_expires(source: Source, each_reader: str) -> None:
     made_tokens.clear()
-    with kafka_reader(source.function("3"), [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
+    with create_kafka_reader(source.function("3"), [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
         assert isinstance(reader, READERS[each_reader])
         assert sum(len(chunk.offsets) for chunk in reader) == RECORDS
         polling.eventually(lambda: reader._fetch(1, 0.05) == 0 and len(made_tokens) > 2)
@@ -151,7 +151,7 @@ def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: 
         if asks == "planner":
 
             def ask() -> None:
-                end.enter_context(KafkaOffsets(properties, [source.topic], stream="flights")).describe()
+                end.enter_context(KafkaAdmin(properties, [source.topic], stream="flights")).describe()
         else:
 
             def ask() -> None:
@@ -177,7 +177,7 @@ def test_who_is_refused_is_reported_by_whom_and_what_to_check(
     with ExitStack() as end:
         if asks == "planner":
             ask: Callable[[], object] = end.enter_context(
-                KafkaOffsets(properties, [source.topic], stream="flights")
+                KafkaAdmin(properties, [source.topic], stream="flights")
             ).describe
         else:
             ranges = [OffsetRange(source.topic, 0, 0, RECORDS)]
@@ -193,7 +193,7 @@ def test_who_is_refused_is_reported_by_whom_and_what_to_check(
 
 def test_a_topic_that_the_broker_hides_is_distinguished_from_one_that_it_lacks(source: Source) -> None:
     pattern = TopicPattern("ours|theirs|hidden|never-made")
-    with KafkaOffsets(source.ways["PLAIN"], pattern, stream="flights") as kafka:
+    with KafkaAdmin(source.ways["PLAIN"], pattern, stream="flights") as kafka:
         assert kafka.describe().identity.topic_ids.keys() == {source.topic, source.of_others}
         kafka.check_not_hidden([source.topic, source.of_others, "never-made"])
         with pytest.raises(AccessDenied, match=r"stream flights, brokers .* has read: hidden\. Grant"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from frazil.commit.opened import open_kafka
+from frazil.commit.open_streams import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained

@@ -108,7 +108,7 @@ def test_records_of_every_subject_land_and_wait_for_a_registry_that_is_away(
         assert drivers(stream) == ["Ann", "Bob", "Cid"]
         produce(framed(late, RENAMED, tip=2.5, at=AT, driver="Dee"))
         with monkeypatch.context() as patch:
-            patch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
+            patch.setattr(outage, "OUTAGE_TIMEOUT_S", 0.0)
             with pytest.raises(
                 RegistryUnavailable, match="Records wait until the registry returns their schemas"
             ) as raised:

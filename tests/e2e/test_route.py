@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from pyiceberg.exceptions import ForbiddenError
 
-from frazil.audit.declared import audit
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
@@ -64,7 +64,7 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     home = read_marker(stream.table().properties, "events")
     assert home is not None
     assert sum(home.offsets.values()) == 8
-    held_against_kafka = audit(stream.spec, window=None, with_source=True)
+    held_against_kafka = audit_declared_stream(stream.spec, window=None, with_source=True)
     assert held_against_kafka.findings == ()
     assert [(p.rows, p.gaps, p.dead_letters) for p in held_against_kafka.partitions[:1]] == [(6, 0, 2)]
 
@@ -145,7 +145,7 @@ def test_a_table_that_is_dropped_beside_its_writer_gets_all_rows_once_it_is_regi
         load_catalog(None).register_table("test.a", left)
         eventually(lambda: ids("test.a") == [0, 2, 4, 6], within_s=60)
     assert ids("test.b") == [1, 3, 5, 7]
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_the_stream(
@@ -172,7 +172,7 @@ def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_t
     stream.produce([record(6, "B")])
     stream.catch_up()
     assert (ids(route_table(stream, "B")), ids("test.of_a"), stream.ids()) == ([1, 4, 5, 6], [0, 3], [2])
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_user_says_so(
@@ -279,7 +279,7 @@ def test_a_reset_that_would_copy_rows_is_refused_and_a_backfill_lands_what_is_mi
     stream.produce([record(8, "a"), record(9, "z")])
     stream.catch_up()
     assert (ids("test.a"), stream.ids()) == ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])
-    assert [*audit(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
 
 
 def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_record(
@@ -327,7 +327,7 @@ def test_spark_writes_many_tables(spark: Any, stream: Any) -> None:
 
 
 def route_table(stream: Any, value: str) -> str:
-    return str(stream.spec.route.made_table(value))
+    return str(stream.spec.route.derive_table_name(value))
 
 
 def refuse_commits_to(identifier: str, monkeypatch: pytest.MonkeyPatch, call: str = "commit_table") -> list[str]:

@@ -11,7 +11,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.table.update import AddSnapshotUpdate
 
-from frazil.audit.declared import audit
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
@@ -86,7 +86,7 @@ def test_each_table_grows_by_the_fields_of_its_own_records(
     assert rows("test.a", "size") == [(0, 1), (4, None), (6, 2)]
     assert rows("test.b", "size") == [(1, "large"), (7, "small")]
     assert letters(stream) == ["size: a whole number (long) is needed, this is the string 'large'"]
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def test_a_column_limit_holds_for_each_table_and_full_evolution_widens_one_alone(
@@ -140,7 +140,7 @@ def test_a_writer_that_ends_among_the_tables_changes_lands_each_record_once(
     assert [len(load_catalog(None).load_table(f"test.{name}").metadata.schemas) for name in ("a", "b", "of_c")] == [
         2
     ] * 3
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def refuse(
@@ -189,7 +189,7 @@ def test_rows_of_a_table_in_trouble_keep_their_new_fields_and_the_other_tables_g
     assert sorted(columns("test.of_c")) == ["gate", "load"]
     assert columns("test.b") == {"size": "long"}
     assert letters(stream) == []
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
 def test_columns_that_one_table_alone_has_are_renamed_and_dropped_there(
@@ -235,7 +235,7 @@ def test_a_backfill_and_a_replay_fill_the_columns_that_a_table_has_alone(
     replayed = frazil("dlq", "replay", "events")
     assert replayed.returncode == 0, replayed.stderr
     assert (rows("test.a", "gate"), columns("test.events")) == ([(0, "A1"), (2, "Z1")], {})
-    assert [*audit(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
 
 
 @pytest.mark.parametrize("mode", ["upsert", "dedupe"])

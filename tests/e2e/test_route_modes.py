@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.exceptions import ForbiddenError
 
-from frazil.audit.declared import audit
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import FindingKind
 from frazil.cli.main import frazil
-from frazil.commit.merging import FOLDER
+from frazil.commit.merging import MERGED_FOLDER
 from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.events import BatchCommitted, Event
 from frazil.signals.completion import assess_group, signal_windows
-from frazil.spec.routed_stream import is_group, seen_by
+from frazil.spec.routed_stream import is_group, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.polling import eventually
 
@@ -74,9 +74,9 @@ def test_each_routed_table_has_the_newest_row_of_each_key(stream: Any, declare: 
     assert (merged["inserted"], merged["updated"], merged["stale"]) == (2, 1, 1)
     assert (rows("test.a"), rows("test.of_b"), rows("test.of_c")) == ([(1, 4), (7, 5)], [(1, 3), (2, 9)], [(1, 1)])
     assert stream.ids() == []
-    assert audit(stream.spec, window=None, with_source=True).findings == ()
+    assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
     load_catalog(None).load_table("test.of_b").delete("id = 1")
-    found = audit(stream.spec, window=None, with_source=True).findings
+    found = audit_declared_stream(stream.spec, window=None, with_source=True).findings
     assert [(f.kind, f.count, f.where) for f in found] == [(FindingKind.MISSING, 1, "test.of_b")]
 
 
@@ -90,9 +90,9 @@ def test_each_routed_table_drops_the_records_that_repeat_a_row_of_its_own(
     stream.produce([record(1, "a", 5), record(1, "a", 40), record(2, "b", 5), record(1, "b", 4)])
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 1), (1, 40), (2, 4)], [(1, 3), (2, 5)])
-    assert [*audit(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
     load_catalog(None).load_table("test.a").delete("id = 2")
-    found = audit(stream.spec, window=None, with_source=True).findings
+    found = audit_declared_stream(stream.spec, window=None, with_source=True).findings
     assert [(f.kind, f.count, f.where) for f in found] == [(FindingKind.MISSING, 1, "test.a")]
 
 
@@ -118,7 +118,7 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
                 eventually(lambda second=second: rows("test.of_b") == [(1, second)], within_s=60)
     assert rows("test.a") == [(1, 1)]
     table = load_catalog(None).load_table("test.a")
-    merged = Path(bare_path(table.location())).rglob(f"{FOLDER}/**/*.parquet")
+    merged = Path(bare_path(table.location())).rglob(f"{MERGED_FOLDER}/**/*.parquet")
     assert len([path for path in merged if str(path) not in referenced_paths(table)]) <= 2, "those of the first batch"
     stream.produce([record(1, "b", 5)])
     stream.catch_up()
@@ -140,9 +140,9 @@ def test_without_kafka_the_audit_compares_the_rows_that_are_there(
         declare(COMMIT + mode)
         stream.produce([record(3, "a", 1)])
         stream.catch_up()
-    assert [*audit(stream.spec, window=None, with_source=False).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=False).wrong] == []
     for source in (False, True):
-        found = audit(stream.spec, window=None, with_source=source)
+        found = audit_declared_stream(stream.spec, window=None, with_source=source)
         assert found.clean is (source and routed)
         if not found.clean:
             (open_,) = [f for f in found.findings if f.kind is FindingKind.NOT_COMPARED]
@@ -150,7 +150,7 @@ def test_without_kafka_the_audit_compares_the_rows_that_are_there(
             assert open_.count == (4 if source else records if mode == UPSERT else 1), open_
     table = load_catalog(None).load_table("test.of_b")
     table.append(table.scan().to_arrow())
-    doubled = audit(stream.spec, window=None, with_source=False).wrong
+    doubled = audit_declared_stream(stream.spec, window=None, with_source=False).wrong
     assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
 
 
@@ -225,7 +225,7 @@ def test_tables_that_the_template_makes_have_complete_windows(stream: Any, decla
     declare(COMMIT + mode + windows + route)
 
     def signalled() -> set[tuple[str, str, int, int]]:
-        view = seen_by(stream.spec, template)
+        view = view_from_table(stream.spec, template)
         assert is_group(view)
         found = signal_windows(load_catalog(None), *assess_group(load_catalog(None), view), clock_ms=1)
         return {(s.table, s.partition, s.revision, s.rows) for s in found}

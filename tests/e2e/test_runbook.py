@@ -13,15 +13,15 @@ from confluent_kafka import Producer
 
 from frazil import clock
 from frazil.cli.main import frazil
-from frazil.commit.opened import open_kafka
+from frazil.commit.open_streams import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.alerts import AlertStates, step, step_readings
+from frazil.maintenance.alerts import AlertStates, evaluate_alerts, evaluate_readings
 from frazil.maintenance.measure import measure
-from frazil.maintenance.stream_rules import stream_readings
+from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.load import load_stream
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import load_catalog
 from tests.conftest import TopicFactory
 from tests.made_batches import MadeStream
@@ -72,7 +72,7 @@ def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: Embedde
             ask_kafka=True,
         )
         assert found is not None
-        made = step(states, found, spec.maintenance, now_ms=now_ms + minutes * MINUTE_MS)
+        made = evaluate_alerts(states, found, spec.maintenance, now_ms=now_ms + minutes * MINUTE_MS)
         states = made.states
         return {alert.rule for alert in made.active}
 
@@ -99,8 +99,8 @@ def test_batches_that_wait_are_committed_by_the_writer_that_a_user_starts(kafka:
     def red(minutes: int) -> set[str]:
         nonlocal states
         now_ms, alerts = begin_ms + minutes * MINUTE_MS, spec.maintenance.alerts
-        seen = stream_readings(stream_state(spec, now_ms=now_ms, in_full=False), alerts, now_ms=now_ms)
-        made_now = step_readings(states, "stream rides", seen, alerts, now_ms=now_ms)
+        seen = evaluate_stream_rules(read_stream_state(spec, now_ms=now_ms, in_full=False), alerts, now_ms=now_ms)
+        made_now = evaluate_readings(states, "stream rides", seen, alerts, now_ms=now_ms)
         states = made_now.states
         return {alert.rule for alert in made_now.active}
 

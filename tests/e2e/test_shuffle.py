@@ -26,7 +26,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.spark_engine import SparkEngine
-from frazil.stream.stage_rows import Sent, StageRows
+from frazil.stream.stage_rows import ShuffleItem, StageRows
 
 PARTITIONS, WRITERS, RECORDS = 3, 3, 3000
 SPEC = StreamSpec.model_validate(
@@ -45,7 +45,7 @@ SPEC = StreamSpec.model_validate(
         "event-time": "ts",
     }
 )
-SCHEMA = iceberg.schema(SPEC)
+SCHEMA = iceberg.table_schema(SPEC)
 REGION = SCHEMA.find_field("region").field_id
 BY_REGION = PartitionSpec(PartitionField(REGION, 1000, IdentityTransform(), "region"))
 
@@ -94,8 +94,8 @@ def dying(work: StageRows, note: Path) -> Any:
         context = work.context
         read = work.read
 
-        def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
-            def until_death() -> Iterator[Sent]:
+        def write(self, writer: int, sent: Iterable[ShuffleItem]) -> Iterator[str]:
+            def until_death() -> Iterator[ShuffleItem]:
                 for item in sent:
                     yield item
                     if writer == 1 and not note.exists():

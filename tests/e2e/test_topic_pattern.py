@@ -188,7 +188,7 @@ def test_more_topics_than_a_stream_reads_are_refused_with_the_pattern(
     for country in ("de", "fr"):
         topics.make(country)
     pattern = TopicPattern(rf"{topics.prefix}\.orders\..*")
-    with admin.KafkaOffsets({"bootstrap.servers": kafka.bootstrap}, pattern) as offsets:
+    with admin.KafkaAdmin({"bootstrap.servers": kafka.bootstrap}, pattern) as offsets:
         assert offsets.describe().partitions == ((topics.name("de"), 0), (topics.name("fr"), 0))
         monkeypatch.setattr(admin, "MAX_TOPICS", 1)
         with pytest.raises(

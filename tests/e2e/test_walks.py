@@ -19,7 +19,7 @@ import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.airflow_client import AirflowClient, wait_for
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 
 TUTORIAL = "docs/tutorial/first-stream.md"
@@ -79,7 +79,7 @@ class Shell:
 def shell(tmp_path: Path) -> Iterator[Shell]:
     folder = tmp_path / "empty"
     folder.mkdir()
-    opened = Shell(folder, {KAFKA_PORT: str(free_port()), AIRFLOW_PORT: str(free_port())})
+    opened = Shell(folder, {KAFKA_PORT: str(choose_free_port()), AIRFLOW_PORT: str(choose_free_port())})
     home = folder / ".frazil"
     try:
         yield opened

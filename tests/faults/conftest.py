@@ -6,7 +6,7 @@ from zlib import crc32
 
 import pytest
 
-from frazil.ingest.readers import FORCED
+from frazil.ingest.readers import READER_VARIABLE
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def reader_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     """
     if "each_reader" in request.fixturenames or crc32(request.node.name.encode()) % 2:
         return
-    monkeypatch.setenv(FORCED, "messages")
+    monkeypatch.setenv(READER_VARIABLE, "messages")
     if "spark" in request.fixturenames:
         # Spark hands this to Python workers, and keeps workers of one environment apart from those of another.
-        monkeypatch.setitem(request.getfixturevalue("spark").sparkContext.environment, FORCED, "messages")
+        monkeypatch.setitem(request.getfixturevalue("spark").sparkContext.environment, READER_VARIABLE, "messages")

@@ -17,7 +17,7 @@ from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import create_waiting_table
+from frazil.stream.routed_tables import create_missing_table
 
 from .protocol_faults import Faults
 from .protocol_tables import BAD, NOW_MS, SOURCE, STREAM, TP, World
@@ -55,7 +55,7 @@ class Process:
             first_epoch=1 + highest_epoch(self.tables),
             after=self.epoch,
             following=partial(
-                Followers.load, self.tables, make=partial(create_waiting_table, self.world.spec, self.tables)
+                Followers.load, self.tables, make=partial(create_missing_table, self.world.spec, self.tables)
             ),
         )
         settle(self.tables, self.committer)

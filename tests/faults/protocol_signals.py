@@ -10,7 +10,7 @@ from unittest import mock
 from pyiceberg.table import Table
 
 from frazil.commit.history import ancestors
-from frazil.commit.late_rows import may_be_late
+from frazil.commit.late_rows import may_add_late_rows
 from frazil.commit.marker import read_markers
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
@@ -54,7 +54,7 @@ class Signals:
         """Main's snapshots back to the oldest that has late rows which are not signalled yet."""
         cursor, main = self.cursor, list(ancestors(self.world.catalog.metadata[MAIN]))
         late = [s for s in main if cursor and (s.sequence_number or 0) > cursor.sequence_number]
-        late = [s for s in late if cursor and may_be_late(s, cursor)]
+        late = [s for s in late if cursor and may_add_late_rows(s, cursor)]
         return {s.snapshot_id for s in main[: main.index(late[-1]) + 1]} if late else frozenset()
 
     def check(self, rows: Counter[int]) -> None:
@@ -73,7 +73,7 @@ class Signals:
         catalog.name, catalog.load_table = "default", lambda _: table
         signals = TableSignals(MAIN, self.cursor, 0, None)
         with mock.patch.object(completion.TableSignals, "load", return_value=signals):
-            seen = completion.assess(catalog, [SPECS[stream] for stream in sorted(declared)])
+            seen = completion.assess_table(catalog, [SPECS[stream] for stream in sorted(declared)])
         assert seen
         return seen
 

@@ -22,17 +22,17 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
+from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import merge_config, run_in_process
-from frazil.commit.mode import DEDUPLICATES, MergingMode, merging_mode
+from frazil.commit.merging_modes import DEDUPE_MODE, MergingMode, merging_mode
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path, batch_folder
-from frazil.commit.target import target_table
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, Target
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
@@ -284,7 +284,7 @@ class World:
         for record in self.log[:end]:
             if isinstance(record, tuple) and self.table_of(record[0]) == name:
                 key, amount = record
-                if self.mode is DEDUPLICATES:
+                if self.mode is DEDUPE_MODE:
                     found.setdefault(key, amount)
                     continue
                 found.pop(key, None)
@@ -346,7 +346,7 @@ class World:
         record = self.log[offset]
         key, amount = record if isinstance(record, tuple) else (offset, None)
         place = {"kafka_topic": TP[0], "kafka_partition": TP[1], "kafka_offset": offset, "kafka_timestamp": None}
-        change = {CHANGE: UPSERT if amount is not None else DELETE, KEPT: None}
+        change = {CHANGE: UPSERT if amount is not None else DELETE, KEPT_COLUMNS: None}
         return {"id": key, "region": "eu", "amount": amount, "at": AT, **place, **change}
 
     def _dead_letter(self, offset: int) -> dict[str, Any]:

@@ -36,20 +36,20 @@ from pyiceberg.table.update import (
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
+from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker, read_markers
-from frazil.commit.snapshot import Base, SnapshotWriter
+from frazil.commit.snapshot import BaseManifests, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.commit.sweep import bare_path
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.table.branches import head_of
-from frazil.table.faster_commits import _sharing_class, _with_class
+from frazil.table.faster_commits import _change_class, _sharing_class
 from frazil.table.landed_offsets import RowSelection
 from frazil.table.local_storage import LocalStore
-from frazil.table.metadata_times import with_ordered_times
+from frazil.table.metadata_times import order_times
 from frazil.table.tables import state_location
 
 from .protocol_faults import Clock, Faults, ProcessIO, ProcessStore
@@ -110,9 +110,9 @@ class SharedCatalog:
             requirement.validate(before)
         self.versions += 1
         # As the catalogs that `load_catalog` opens: snapshots are not copied, and times are in order.
-        shared = _with_class(_sharing_class(type(before)), before)
+        shared = _change_class(_sharing_class(type(before)), before)
         made = update_table_metadata(shared, tuple(updates), metadata_location=str(self.versions))
-        after = with_ordered_times(before, _with_class(type(before), made))
+        after = order_times(before, _change_class(type(before), made))
         self.past[name].append(before)
         self.metadata[name] = after
         old, new = read_markers(before.properties), read_markers(after.properties)
@@ -274,7 +274,7 @@ class World:
         table = self.catalog.load(name)
         head = head_of(table.metadata)
         # The list of what replaces all holds our manifests alone.
-        base = Base((), (), head.summary if head else None) if replacing else None
+        base = BaseManifests((), (), head.summary if head else None) if replacing else None
         prepared = SnapshotWriter(files, base=base).prepare(table, summary={}, now_ms=self.clock.now_ms)
         updates = prepared.updates
         if replacing:

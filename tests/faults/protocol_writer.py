@@ -16,13 +16,13 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, keep_topics
-from frazil.commit.settle import Settled, highest_epoch, settle
+from frazil.commit.settle import SettleResult, highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
 from frazil.ingest.dead_letters import ExistingDeadLetters
-from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
+from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
@@ -126,7 +126,7 @@ class Writer:
     def began(self) -> bool:
         return self.planner is not None
 
-    def begin(self) -> Settled:
+    def begin(self) -> SettleResult:
         """Take over, settle, go past what retention deleted (or refuse to), and open a planner at the marker.
 
         Again after a batch that was stale: from this writer's own last epoch alone.
@@ -145,7 +145,7 @@ class Writer:
         marker = self.tables.marker()
         assert marker is not None
         marker = self._after_gaps(committer, marker, topics.partitions)
-        self.runner = self._open(committer, marker)
+        self.runner = self._open_tables(committer, marker)
         self.planner = self._plan_from(marker)
         return settled
 
@@ -156,11 +156,11 @@ class Writer:
         check_not_truncated(read, cut, stream=self.stream)
         if not self.skips_gaps:
             check_no_gap(marker.offsets, available, stream=self.stream)
-        elif lost := lost_ranges(marker.offsets, available):
+        elif lost := describe_lost_ranges(marker.offsets, available):
             return committer.skip(available, lost=lost)
         return marker
 
-    def _open(self, committer: Committer, marker: Marker) -> BatchRunner:
+    def _open_tables(self, committer: Committer, marker: Marker) -> BatchRunner:
         return BatchRunner(
             spec=SPECS[self.stream],
             kafka=self.kafka,
@@ -208,7 +208,7 @@ class Writer:
         stage = ModelStage(self.world, self.topic, planner.plans(start, position), leftover)
         key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
-        with mock.patch("frazil.stream.stage_context.check_stageable"):
+        with mock.patch("frazil.stream.stage_context.check_rows_fit"):
             _, self.staged = runner.stage(stage, key, position, tasks=len(stage.plans))
         self.journaled = False
         return True

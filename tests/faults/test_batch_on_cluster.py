@@ -16,7 +16,7 @@ from frazil.aggregate.day_input import NO_REVISIONS
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
-from frazil.spark.catalog_jars import catalog_jars
+from frazil.spark.catalog_jars import ensure_catalog_jars
 from frazil.table.catalogs import load_catalog
 
 from .exactness import check_exact
@@ -56,7 +56,7 @@ def submit(
 ) -> Callable[..., None]:
     """`submit(dag_id, task, params=…)` runs a task to its end, as an application of the cluster that finishes."""
     properties = {
-        "spark.jars": ",".join(map(str, catalog_jars(None))),
+        "spark.jars": ",".join(map(str, ensure_catalog_jars(None))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",

@@ -81,7 +81,7 @@ class Deployment:
         self.start(f"triggerer-{host}", "triggerer", "--skip-serve-logs", "--queues", f"writers,host-{host}", host=host)
 
     def kill(self, name: str) -> None:
-        found = process.find(name, self.airflow.home)
+        found = process.find_server(name, self.airflow.home)
         assert found is not None, name
         process.kill(found)
 
@@ -229,7 +229,7 @@ def test_a_run_that_fails_on_another_host_than_the_triggerers_fails_once(deploym
     orders = {"exit": 11, "error": "OffsetGap: refused-0 lost offsets 5 to 9"}
     (deployment.root / "two" / "orders-refused.json").write_text(json.dumps(orders))
     (deployment.root / "told" / "refused.yaml").write_text(REPORT.format(name="refused"))
-    if process.find("triggerer-two", deployment.airflow.home) is None:
+    if process.find_server("triggerer-two", deployment.airflow.home) is None:
         deployment.triggerer("two")
     client, dag_id = deployment.client, "frazil_writer_refused"
     client.wait_for_dag(dag_id, within_s=180)
@@ -252,7 +252,7 @@ def test_two_dag_processors_make_one_version_of_each_dag(deployment: Deployment)
 
 
 def test_a_writer_that_is_killed_runs_again_on_its_host(deployment: Deployment) -> None:
-    if process.find("triggerer-two", deployment.airflow.home) is None:
+    if process.find_server("triggerer-two", deployment.airflow.home) is None:
         deployment.triggerer("two")
     before = eventually(lambda: deployment.runs_on("pinned", "two"), within_s=180)
     os.kill(before, signal.SIGKILL)

@@ -15,7 +15,7 @@ import pytest
 from frazil.errors import EnvironmentUnusable
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.isolate import IsolatedDecoder, _send, known_record
+from frazil.ingest.isolate import IsolatedDecoder, _send, harmless_record
 
 FRAGILE = '''
 """A decoder with a native crash: it gets SIGSEGV on one value, as a broken parser would."""
@@ -107,7 +107,7 @@ def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
 
 
 def test_the_known_record_has_the_length_of_the_one_that_is_tried() -> None:
-    assert [len(known_record(size)) for size in (0, 1, 2, 3, 1000)] == [2, 2, 2, 3, 1000]
+    assert [len(harmless_record(size)) for size in (0, 1, 2, 3, 1000)] == [2, 2, 2, 3, 1000]
 
 
 def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
@@ -129,7 +129,7 @@ def test_a_child_whose_answers_nobody_reads_ends_quietly(fragile: MakeFragile) -
     ) as child:
         assert child.stdout is not None
         child.stdout.close()
-        for frame in (fragile, Chunk.of_values([known_record()])):
+        for frame in (fragile, Chunk.of_values([harmless_record()])):
             _send(child.stdin, frame)
         assert child.wait(60) == 1
         assert child.stderr is not None

@@ -20,9 +20,9 @@ from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka import RangeReader
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.range_reader import RangeReader
 
 from .exactness import check_exact, parquet_files, referenced_files
 from .outages import for_a_while, silent

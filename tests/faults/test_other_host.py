@@ -14,7 +14,7 @@ from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.supervise.decision import WriterAction
 from frazil.supervise.supervised import WriterProgram
-from frazil.supervise.supervisor import Step, Supervisor
+from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 WRITER = CHECKOUT / "tests" / "writer_without_jvm.py"
@@ -29,7 +29,7 @@ class Host:
         with self._at_home():
             self._supervisor = Supervisor(WriterProgram(stream.name, stream.streams, WRITER))
 
-    def step(self) -> Step:
+    def step(self) -> SupervisionStep:
         with self._at_home():
             return self._supervisor.step()
 

@@ -31,12 +31,12 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException
 
-from frazil.commit import committer, marker_change
+from frazil.commit import committer, marker_changes
 from frazil.commit.adoption import row_count
+from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.marker import BatchKey, Fate, Marker
-from frazil.commit.marker_change import reset
-from frazil.commit.reset import before_reset
-from frazil.commit.rules import check_ancestry
+from frazil.commit.marker_changes import reset
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import (
     AdoptionRequired,
@@ -419,7 +419,7 @@ class Protocol(RuleBasedStateMachine):
         target = {(stream, p): max(position.get((stream, p), 0), topic.first.get(p, 0)) for p in topic.ends}
         self.resetting = True
         with self._leaves_the_other(stream):
-            reset(process.tables, target=target, source=topic.identity, seen=before_reset(process.tables))
+            reset(process.tables, target=target, source=topic.identity, seen=read_state_before_reset(process.tables))
         self._give_up_below(stream, position)
         self._check_markers()
         self.resetting = False
@@ -457,9 +457,9 @@ class Protocol(RuleBasedStateMachine):
         past = Forgotten(marker.offsets, self.world.rows(MAIN, stream))
         process = Writer(self.world, stream)
         with self._leaves_the_other(stream):
-            self._step(process, plan, lambda: marker_change.forget(process.tables, state=process.tables.state))
+            self._step(process, plan, lambda: marker_changes.forget(process.tables, state=process.tables.state))
             process = Writer(self.world, stream)
-            marker_change.forget(process.tables, state=process.tables.state)
+            marker_changes.forget(process.tables, state=process.tables.state)
         assert self.world.marker(stream) is None
         assert self.world.marker(stream, DEAD) is None
         self.forgotten[stream] = past
@@ -483,7 +483,7 @@ class Protocol(RuleBasedStateMachine):
         assert self.world.catalog.metadata[MAIN] is metadata
         known, topic = self._position(stream), process.topic
         begin = {(stream, p): max(known.get((stream, p), 0), topic.first.get(p, 0)) for p in topic.ends}
-        marker_change.adopt(process.tables, offsets=begin, source=topic.identity)
+        marker_changes.adopt(process.tables, offsets=begin, source=topic.identity)
         self._give_up_below(stream, known)
         self.forgotten.pop(stream, None)
 

@@ -30,17 +30,17 @@ from hypothesis.stateful import (
 )
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 
-from frazil.commit import followers, merging, swap
+from frazil.commit import compare_and_swap, followers, merging
 from frazil.commit import sweep as sweeping
+from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.marker import BatchKey, Fate, Marker
-from frazil.commit.marker_change import give_up, reset
-from frazil.commit.members import write_member
-from frazil.commit.reset import before_reset
-from frazil.commit.swap import RetryPolicy
+from frazil.commit.marker_changes import discard_rows_of_existing_table, reset
+from frazil.commit.reset_plan import read_state_before_reset
+from frazil.commit.routed_table_records import write_table_record
 from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
-from frazil.table.made_tables import routed_table
+from frazil.table.made_tables import declare_routed_table
 from frazil.table.tables import ensure_declared
 from tests.unit.commit.conftest import catalog_in
 
@@ -116,7 +116,7 @@ class Tables(RuleBasedStateMachine):
         self.world.after_commit = self._check_readers
         patch = self.opened.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(merging, "open_store", self.world.store)
-        patch.setattr(swap, "open_store", self.world.store)
+        patch.setattr(compare_and_swap, "open_store", self.world.store)
 
     def teardown(self) -> None:
         with self.opened:
@@ -238,7 +238,7 @@ class Tables(RuleBasedStateMachine):
         assert head is not None
         process, self.resetting = Process(self.world), True
         target = {TP: self.world.positions[head.snapshot_id]}
-        reset(process.tables, target=target, source=SOURCE, seen=before_reset(process.tables))
+        reset(process.tables, target=target, source=SOURCE, seen=read_state_before_reset(process.tables))
         self._check_markers()
         self.resetting = False
 
@@ -265,10 +265,10 @@ class Tables(RuleBasedStateMachine):
         if home is None or (head is not None and forward and self.world.move(name, head)):
             return
         process = Process(self.world)
-        table = ensure_declared(process.catalog, routed_table(self.world.spec, name), self.world.spec.name)
-        give_up(process.tables, name, home)
+        table = ensure_declared(process.catalog, declare_routed_table(self.world.spec, name), self.world.spec.name)
+        discard_rows_of_existing_table(process.tables, name, home)
         if head is None:
-            write_member(process.tables, name, None, table)
+            write_table_record(process.tables, name, None, table)
         self.given_up[name] |= self.world.records_of(name) - set(self.world.offsets(name))
 
     # What must hold
@@ -425,7 +425,7 @@ def _exists(path: str) -> bool:
 
 
 def _one_by_one(step: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """`in_parallel` in an order that can be had again."""
+    """`run_in_parallel` in an order that can be had again."""
     return [step(item) for item in items]
 
 
@@ -433,7 +433,7 @@ def _one_by_one(step: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
 @pytest.mark.timeout(1800)
 def test_merges_routes_and_commits_at_once_keep_their_promises_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     Tables.steps, now = 0, Clock()
-    for module in (swap, sweeping):
+    for module in (compare_and_swap, sweeping):
         monkeypatch.setattr(module, "run_in_parallel", _one_by_one)
     monkeypatch.setattr(followers, "MAX_PARALLEL_COMMITS", 1)
     monkeypatch.setattr(routed_tables, "MAX_PARALLEL_COMMITS", 1)

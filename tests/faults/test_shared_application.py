@@ -15,7 +15,7 @@ import pytest
 
 from frazil.errors import Fenced, WorkerDied
 from frazil.home import run_folder
-from frazil.host.endings import WITH_APPLICATION
+from frazil.host.endings import ENDED_WITH_APPLICATION
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
@@ -203,7 +203,10 @@ def test_a_jvm_that_is_killed_ends_the_application_whose_next_start_loses_and_re
     said = log.read_text()
     assert process.returncode == WorkerDied.exit_code, said[-3000:]
     assert "the JVM" in said
-    assert {exit_.stopped_for for name in NAMES for exit_ in read_exits(run_folder(name))} <= {WITH_APPLICATION, None}
+    assert {exit_.stopped_for for name in NAMES for exit_ in read_exits(run_folder(name))} <= {
+        ENDED_WITH_APPLICATION,
+        None,
+    }
 
     shared.catch_up()
 

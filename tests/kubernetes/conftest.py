@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from frazil.dev.kafka import EmbeddedKafka
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest
 from frazil.host.launchers import open_launcher
@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def kafka(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:  # noqa: ARG001
     """A broker with a second listener, for pods."""
-    port, pods, controller = free_port(), free_port(), free_port()
+    port, pods, controller = choose_free_port(), choose_free_port(), choose_free_port()
     listeners = f"PLAINTEXT://127.0.0.1:{port},PODS://{HOST}:{pods}"
     settings = {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest.calendar_limits import out_of_range
+from frazil.ingest.calendar_limits import find_out_of_range
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import AvroDecoder
 from frazil.registry.client import SchemaText
 
@@ -247,10 +247,10 @@ def decoder(kind: Kind) -> AvroDecoder:
     return AvroDecoder(Schema(*struct.fields), {}, SchemaText("AVRO", json.dumps(kind.avro)))
 
 
-def outcomes(decoded: Decoded, count: int) -> list[Any]:
+def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
-    moments = out_of_range(decoded.rows)  # the shape that comes next rejects them
+    moments = find_out_of_range(decoded.rows)  # the shape that comes next rejects them
     for i, place in enumerate(decoded.kept.tolist()):
         assert place not in found
         row = "OutOfRange" if i in moments else decoded.rows.slice(i, 1).to_pylist()[0]

@@ -28,11 +28,11 @@ from hypothesis import strategies as st
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.protobuf.schema import message_of
-from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
+from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from tests.laws.test_avro_law import damage
@@ -238,7 +238,7 @@ def check(topic: Topic, damages: list[Callable[[bytes], bytes]], strays: list[by
     values = [*valid, *broken]
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as monkeypatch:
         world = World(Path(folder), topic.spec, monkeypatch, chunk_records=3)
-        context = replace(world.context(), format=carried_format(topic.spec.value_format))
+        context = replace(world.context(), format=dump_portable_format(topic.spec.value_format))
         result = world.stage([Record(value) for value in values], context)
         main, dead = rows(result, "main"), rows(result, "dead-letters")
     assert sorted([*main, *dead]) == [*range(RANGE_START, RANGE_START + len(values))]
@@ -282,18 +282,18 @@ def test_each_of_many_records_lands_once_with_its_value(
 LIES = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
 """The longest length, of Avro and of Protobuf. Bytes follow: a chunk of few would measure the reserve alone."""
 NASTY = {
-    "one huge text": [b'{"c0": "' + b"a" * CHUNK_BYTES],
-    "one huge record": [b'{"ts": "2024-01-01T00:00:00Z", "c0": "' + b"a" * CHUNK_BYTES + b'"}'],
-    "deep arrays": [b"[" * 10_000] * (CHUNK_BYTES // 10_000),
-    "deep objects": [b'{"c0":' * 10_000] * (CHUNK_BYTES // 60_000),
-    "escapes": [b'{"c0": "' + b"\\ud800" * 1000 + b'"}'] * (CHUNK_BYTES // 6000),
-    "zeros": [bytes(1000)] * (CHUNK_BYTES // 1000),
-    "lengths that lie": [b"\0\2" + LIES + bytes(600)] * CHUNK_RECORDS,
-    "Protobuf's lengths that lie": [b"\x12" + LIES + bytes(600)] * CHUNK_RECORDS,
-    "groups": [b"\x0b" * 1000] * (CHUNK_BYTES // 1000),
-    "quotes": [b'"' * 999] * (CHUNK_BYTES // 999),
-    "commas": [b"," * 1000] * (CHUNK_BYTES // 1000),
-    "empty": [b""] * CHUNK_RECORDS,
+    "one huge text": [b'{"c0": "' + b"a" * MAX_CHUNK_BYTES],
+    "one huge record": [b'{"ts": "2024-01-01T00:00:00Z", "c0": "' + b"a" * MAX_CHUNK_BYTES + b'"}'],
+    "deep arrays": [b"[" * 10_000] * (MAX_CHUNK_BYTES // 10_000),
+    "deep objects": [b'{"c0":' * 10_000] * (MAX_CHUNK_BYTES // 60_000),
+    "escapes": [b'{"c0": "' + b"\\ud800" * 1000 + b'"}'] * (MAX_CHUNK_BYTES // 6000),
+    "zeros": [bytes(1000)] * (MAX_CHUNK_BYTES // 1000),
+    "lengths that lie": [b"\0\2" + LIES + bytes(600)] * MAX_CHUNK_RECORDS,
+    "Protobuf's lengths that lie": [b"\x12" + LIES + bytes(600)] * MAX_CHUNK_RECORDS,
+    "groups": [b"\x0b" * 1000] * (MAX_CHUNK_BYTES // 1000),
+    "quotes": [b'"' * 999] * (MAX_CHUNK_BYTES // 999),
+    "commas": [b"," * 1000] * (MAX_CHUNK_BYTES // 1000),
+    "empty": [b""] * MAX_CHUNK_RECORDS,
 }
 
 
@@ -306,11 +306,11 @@ def decoded_alone(form: str, what: str) -> None:
         of = {"type": "protobuf", "schema-text": protobuf_schema(kinds), "message": "R", "framing": framing}
     of = of or {"type": "avro", "schema-text": json.dumps(avro_schema(kinds))}
     spec = declared(of, kinds)
-    schema = record_schema(iceberg.schema(spec), coordinates=True)
-    decode = decoder(carried_format(spec.value_format), schema, {})
+    schema = record_schema(iceberg.table_schema(spec), coordinates=True)
+    decode = create_decoder(dump_portable_format(spec.value_format), schema, {})
     decode(Chunk.of_values([b"{}", b"x", b'"']))  # what is imported and compiled is not the chunk's
-    chunk = Chunk.of_values(NASTY[what][:CHUNK_RECORDS])
-    size = sum(map(len, NASTY[what][:CHUNK_RECORDS]))
+    chunk = Chunk.of_values(NASTY[what][:MAX_CHUNK_RECORDS])
+    size = sum(map(len, NASTY[what][:MAX_CHUNK_RECORDS]))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     found = decode(chunk)
     if len(found.kept) + len(found.rejections) != len(chunk):

@@ -15,7 +15,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import columns
 from frazil.ingest.formats.json.decoder import JsonDecoder
 
@@ -194,7 +194,7 @@ def numbered(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def outcomes(decoded: Decoded, count: int) -> list[Outcome]:
+def outcomes(decoded: DecodedChunk, count: int) -> list[Outcome]:
     """Per value its row, or its class and text: exactly one."""
     decoded.rows.validate(full=True)
     schema = pa.schema([f.with_type(numbered(f.type)).with_nullable(True) for f in decoded.rows.schema])
@@ -205,18 +205,18 @@ def outcomes(decoded: Decoded, count: int) -> list[Outcome]:
     return [found[i] for i in range(count)]
 
 
-def outcomes_of_each(chunks: list[Decoded], count: int) -> list[list[Outcome]]:
+def outcomes_of_each(chunks: list[DecodedChunk], count: int) -> list[list[Outcome]]:
     """The outcomes of chunks of `count` values, which costs little more than those of one chunk."""
     places = [decoded.kept + count * i for i, decoded in enumerate(chunks)]
     rejections = [r._replace(index=r.index + count * i) for i, decoded in enumerate(chunks) for r in decoded.rejections]
     rows = pa.concat_tables([decoded.rows for decoded in chunks])
-    found = outcomes(Decoded(rows, np.concatenate(places), rejections), count * len(chunks))
+    found = outcomes(DecodedChunk(rows, np.concatenate(places), rejections), count * len(chunks))
     return [found[i : i + count] for i in range(0, len(found), count)]
 
 
 def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
     """What each value is alone."""
-    return [outcome for (outcome,) in outcomes_of_each([decoder._read_singly([value], [0]) for value in some], 1)]
+    return [outcome for (outcome,) in outcomes_of_each([decoder._read_one_by_one([value], [0]) for value in some], 1)]
 
 
 @settings(max_examples=max(150, settings().max_examples))

@@ -22,7 +22,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.json.decoder import ChunkReader, JsonDecoder
 from frazil.ingest.formats.json.types import Units
 
@@ -126,7 +126,7 @@ def broken(text: bytes, chance: random.Random) -> bytes:
     return bytes(octets)
 
 
-def rows(decoded: Decoded) -> dict[int, str]:
+def rows(decoded: DecodedChunk) -> dict[int, str]:
     """Values by place in the chunk; moments as numbers, because Python has no year 0 and none after 9999."""
     decoded.rows.validate(full=True)
     plain = pa.schema([pa.field(f.name, numbered(f.type)) for f in decoded.rows.schema])
@@ -188,7 +188,7 @@ def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tu
     """The law."""
     decoder = JsonDecoder(schema, units)
     decoder.withhold(hidden)
-    decoded, alone = decoder(Chunk.of_values(values)), decoder._read_singly(values, range(len(values)))
+    decoded, alone = decoder(Chunk.of_values(values)), decoder._read_one_by_one(values, range(len(values)))
     assert rows(decoded) == rows(alone), (schema, values)
     assert sorted(decoded.rejections) == sorted(alone.rejections), (schema, values)
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from tests.unit.commit.aligned import (
     FAR,
     P0,

@@ -17,7 +17,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 from frazil.ingest.formats.protobuf.schema import message_of
 from frazil.registry.client import SchemaText
@@ -217,7 +217,7 @@ def decoder(kind: Kind, text: str) -> ProtobufDecoder:
     return ProtobufDecoder(Schema(*kind.columns), {}, SchemaText("PROTOBUF", text), kind.name, framed=False)
 
 
-def outcomes(decoded: Decoded, count: int) -> list[Any]:
+def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     decoded.rows.validate(full=True)
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):

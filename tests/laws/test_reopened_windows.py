@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.commit.marker_change import adopt, forget
+from frazil.commit.marker_changes import adopt, forget
 from tests.unit.signals.minutes import Minutes
 
 moves = st.lists(

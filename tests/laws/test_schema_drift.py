@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.types import LongType, NestedField, StructType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json.new_keys import MAX_SAMPLES
 from frazil.ingest.schema_drift import (
     MIXED,
@@ -21,13 +21,13 @@ from frazil.ingest.schema_drift import (
     MapOf,
     SchemaDrift,
     StructOf,
-    joined_drift,
-    merged,
-    new_fields,
+    find_new_fields,
+    join_drift,
+    merge_types,
     type_of_value,
 )
 from frazil.table.evolution import Addition
-from frazil.table.growth import growth
+from frazil.table.growth import plan_growth
 from tests.grown_schema import grown
 
 NAMES = st.sampled_from(["a", "b", "A", "long name", "é", "x.y", ""])
@@ -82,16 +82,16 @@ BASE = Schema(
 
 @given(TYPES, TYPES, TYPES)
 def test_merging_types_forgets_their_order(one: FoundType, two: FoundType, three: FoundType):
-    assert merged(one, two) == merged(two, one)
-    assert merged(one, merged(two, three)) == merged(merged(one, two), three)
-    assert merged(one, one) == one
-    assert merged(one, None) == one
+    assert merge_types(one, two) == merge_types(two, one)
+    assert merge_types(one, merge_types(two, three)) == merge_types(merge_types(one, two), three)
+    assert merge_types(one, one) == one
+    assert merge_types(one, None) == one
 
 
 @given(DRIFTS, DRIFTS, DRIFTS)
 def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: SchemaDrift, three: SchemaDrift):
-    assert joined_drift([one, two]) == joined_drift([two, one])
-    assert joined_drift([joined_drift([one, two]), three]) == joined_drift([one, two, three])
+    assert join_drift([one, two]) == join_drift([two, one])
+    assert join_drift([join_drift([one, two]), three]) == join_drift([one, two, three])
     assert SchemaDrift.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
@@ -99,7 +99,7 @@ def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: 
 def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
     element: FoundType = None
     for value in values:
-        element = merged(element, type_of_value(value, 1))
+        element = merge_types(element, type_of_value(value, 1))
     assert type_of_value(values) == ListOf(element)
 
 
@@ -111,11 +111,11 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
     values = [json.dumps({"id": n, "s": {"a": 1, **_but_a(r)}, **r}).encode() for n, r in enumerate(records)]
     schema, refused = BASE, set()
     for _ in range(8):  # a struct may show more fields once it is a column
-        decode = decoder("json", schema, {}, "additive")
+        decode = create_decoder("json", schema, {}, "additive")
         decoded = decode(Chunk.of_values(values))
-        found = list(new_fields(decoded.drift))
+        found = list(find_new_fields(decoded.drift))
         refused |= {new.path for new in found if new.type is None}
-        changes = growth(schema, (), [Addition(n.path, n.type, None) for n in found if n.type], max_columns=500)
+        changes = plan_growth(schema, (), [Addition(n.path, n.type, None) for n in found if n.type], max_columns=500)
         refused |= {refusal.path for refusal in changes.refused}
         if not changes.changes:
             break
@@ -131,7 +131,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
 
 def test_a_field_is_found_wherever_it_first_has_a_value():
     quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (MAX_SAMPLES * 3)
-    decode = decoder("json", BASE, {}, "additive")
+    decode = create_decoder("json", BASE, {}, "additive")
     first = decode(Chunk.of_values(quiet)).drift
     assert not first.new
     last = decode(Chunk.of_values([*quiet, b'{"id":1,"n":1,"e":{"x":true},"l":["y"]}'])).drift
@@ -140,7 +140,7 @@ def test_a_field_is_found_wherever_it_first_has_a_value():
 
 
 def test_no_more_records_are_checked_than_its_samples():
-    decode = decoder("json", BASE, {}, "additive")
+    decode = create_decoder("json", BASE, {}, "additive")
     many = decode(Chunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
     assert many.records == MAX_SAMPLES + 2

@@ -20,9 +20,9 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, TargetTable
-from frazil.ingest.decode import Decoded
-from frazil.ingest.transform import transforming
-from frazil.ingest.transform_sql import checked
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.transform import create_transformed_decoder
+from frazil.ingest.transform_sql import check_transform
 from frazil.spec.iceberg import records_schema
 from frazil.spec.load import validate_stream
 
@@ -104,14 +104,14 @@ def transformed(sql: str, **other: Any) -> Any:
         },
         Path("s.yaml"),
     )
-    from frazil.spec.iceberg import schema
+    from frazil.spec.iceberg import table_schema
 
-    table = Schema(*schema(spec).fields[:2])
+    table = Schema(*table_schema(spec).fields[:2])
     target = TargetTable(table.model_dump_json(), "", "", {}, "", 0)
     context = StageContext(
-        "s", 1, 1, {}, "json", "kafka_timestamp", False, {"main": target}, {}, transform=checked(spec).transform
+        "s", 1, 1, {}, "json", "kafka_timestamp", False, {"main": target}, {}, transform=check_transform(spec).transform
     )
-    return transforming(context, table), records_schema(spec)
+    return create_transformed_decoder(context, table), records_schema(spec)
 
 
 def reference(sql: str, fields: pa.Table) -> list[dict[str, Any]]:
@@ -130,8 +130,8 @@ def test_rows_equal_those_of_duckdb_on_the_whole_input(sql: str, values: list[di
     transform, _ = transformed(sql)
     chunk = Chunk.of_values([json.dumps(value).encode() for value in values])
     fields = transform._beside(transform._decode(chunk), chunk)
-    parts: list[Decoded] = [
-        transform(chunk.piece(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))
+    parts: list[DecodedChunk] = [
+        transform(chunk.slice(at, at + size)).with_indexes(np.arange(at, min(at + size, len(values))))
         for at in range(0, len(values), size)
     ]
     whole = transform(chunk)

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.audit.findings import FindingKind
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
@@ -25,7 +25,7 @@ from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.opened import open_stream
+from frazil.commit.open_streams import open_stream
 from frazil.errors import SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.kafka.identity import SourceIdentity

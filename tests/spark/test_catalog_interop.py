@@ -63,7 +63,7 @@ def test_pyiceberg_sees_what_spark_wrote_and_compacted(spark: Any) -> None:
     spark.sql("CALL default.system.rewrite_data_files(table => 'demo.both', options => map('rewrite-all', 'true'))")
     table = load_catalog(None).load_table("demo.both")
     assert table.scan().to_arrow().num_rows == 73
-    assert table.schema().as_struct() == iceberg.schema(_spec("both")).as_struct()
+    assert table.schema().as_struct() == iceberg.table_schema(_spec("both")).as_struct()
 
 
 def test_pyiceberg_sees_a_table_that_spark_made(spark: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
 from frazil.spark.ivy import MavenCoordinates
@@ -51,20 +51,20 @@ def lock_file(tmp_path: Path) -> Path:
 
 
 def test_a_set_is_fetched_once_and_then_taken_from_the_cache(repository: Path, lock_file: Path) -> None:
-    found = jars.ensure("both", lock_file)
+    found = jars.ensure_jars("both", lock_file)
     assert [path.read_bytes() for path in found] == list(CONTENT.values())
     for text in CONTENT:
         mirrored(repository, text).unlink()
-    assert jars.ensure("both", lock_file) == found
+    assert jars.ensure_jars("both", lock_file) == found
 
 
 def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
     repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert repository.is_dir()
-    first, second = jars.ensure("both", lock_file)
+    first, second = jars.ensure_jars("both", lock_file)
     first.write_bytes(b"half a downl")
-    assert jars.ensure("both", lock_file) == [first, second]
+    assert jars.ensure_jars("both", lock_file) == [first, second]
     assert first.read_bytes() == CONTENT["org.one:first:1.0"]
     assert f"{first} does not have the SHA-256" in capsys.readouterr().err
 
@@ -72,16 +72,16 @@ def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
 def test_a_download_that_is_not_what_was_pinned_is_refused_and_not_kept(repository: Path, lock_file: Path) -> None:
     mirrored(repository, "org.one:first:1.0").write_bytes(b"something else")
     with pytest.raises(EnvironmentUnusable, match=r"the downloaded org.one:first:1.0 has the SHA-256 .* deleted"):
-        jars.ensure("both", lock_file)
+        jars.ensure_jars("both", lock_file)
     assert not list(jars.cache_folder().rglob("first*.jar"))
     mirrored(repository, "org.one:first:1.0").write_bytes(CONTENT["org.one:first:1.0"])
-    assert len(jars.ensure("both", lock_file)) == 2
+    assert len(jars.ensure_jars("both", lock_file)) == 2
 
 
 def test_a_jar_that_is_not_published_is_one_sentence_that_names_it(repository: Path, lock_file: Path) -> None:
     mirrored(repository, "org.two:second:2.0").unlink()
     with pytest.raises(EnvironmentUnusable, match=r"org.two:second:2.0 was not found.*FRAZIL_IVY_SETTINGS"):
-        jars.ensure("both", lock_file)
+        jars.ensure_jars("both", lock_file)
 
 
 def test_a_network_that_does_not_answer_is_said_in_one_sentence(
@@ -90,13 +90,13 @@ def test_a_network_that_does_not_answer_is_said_in_one_sentence(
     settings = tmp_path / "nowhere.xml"
     settings.write_text(
         '<ivysettings><settings defaultResolver="nowhere"/><resolvers>'
-        f'<ibiblio name="nowhere" m2compatible="true" root="http://127.0.0.1:{free_port()}/"/>'
+        f'<ibiblio name="nowhere" m2compatible="true" root="http://127.0.0.1:{choose_free_port()}/"/>'
         "</resolvers></ivysettings>"
     )
     monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
     monkeypatch.setenv("FRAZIL_JARS", str(tmp_path / "cache"))
     with pytest.raises(EnvironmentUnusable, match="the network does not respond") as raised:
-        jars.ensure("both", lock_file)
+        jars.ensure_jars("both", lock_file)
     assert "\n" not in str(raised.value)
 
 
@@ -104,7 +104,7 @@ def test_progress_says_how_many_jars_and_megabytes(
     repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert repository.is_dir()
-    jars.ensure("both", lock_file)
+    jars.ensure_jars("both", lock_file)
     assert "downloading 2 jars of both (0 MB)" in capsys.readouterr().err
 
 

@@ -22,12 +22,12 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform
 
-from frazil.commit.rules import check_ancestry, check_open_branch
+from frazil.commit.commit_checks import check_ancestry, check_open_branch
 from frazil.errors import RolledBack
 from frazil.maintenance import main, spark_actions
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action
-from frazil.maintenance.outcomes import Ending, Outcome, read_past
+from frazil.maintenance.outcomes import Ending, Outcome, read_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.run import maintain
 from frazil.maintenance.spark_actions import SparkTable
@@ -245,8 +245,8 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
     made.land(3)
-    find = spark_actions.partition_filter
-    monkeypatch.setattr(spark_actions, "partition_filter", lambda jvm, _, **of: find(jvm, [(1,)], **of))
+    find = spark_actions.build_partition_filter
+    monkeypatch.setattr(spark_actions, "build_partition_filter", lambda jvm, _, **of: find(jvm, [(1,)], **of))
     recreate_table = MaintenancePlanner.compaction
 
     def overtaken(planner: MaintenancePlanner) -> Any:
@@ -331,7 +331,7 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     assert on_disk(made.table) == referenced(made.table)
     assert expiry.numbers["data-files-removed"] > 0
     assert expiry.numbers["bytes-about"] > 0
-    assert [(past.action, past.numbers) for past in read_past(made.table)][-1] == ("expiry", expiry.numbers)
+    assert [(past.action, past.numbers) for past in read_outcomes(made.table)][-1] == ("expiry", expiry.numbers)
     assert texts(made.table) == rows
     assert made.table.scan(snapshot_id=tagged).to_arrow().num_rows == 24
     made.assert_whole()

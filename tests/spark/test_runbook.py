@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from frazil import clock
 from frazil.cli.main import frazil
-from frazil.maintenance.alerts import AlertStates, step
+from frazil.maintenance.alerts import AlertStates, evaluate_alerts
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spark import application
@@ -84,7 +84,7 @@ def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkey
         spec, now_ms = load_stream(file), clock.now_ms() + 10
         found = measure(load_catalog(None), find_maintained([spec], "city.rides"), now_ms=now_ms)
         assert found is not None
-        states = step(states, found, spec.maintenance, now_ms=now_ms).states
+        states = evaluate_alerts(states, found, spec.maintenance, now_ms=now_ms).states
         return {rule for rule, state in states.rules.items() if state.active}
 
     red()

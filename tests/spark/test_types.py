@@ -15,10 +15,10 @@ from pyiceberg.table import Table
 from pyiceberg.types import TimeType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
-from frazil.commit.target import target_table
+from frazil.commit.staging_targets import target_table
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.spec import types
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -65,7 +65,9 @@ def declared(name: str, schema: dict[str, str]) -> StreamSpec:
 
 def staged(table: Table, records: list[dict[str, Any]]) -> str:
     """One file of these records, in no table yet."""
-    decoded = decoder("json", table.schema(), {})(Chunk.of_values([json.dumps(record).encode() for record in records]))
+    decoded = create_decoder("json", table.schema(), {})(
+        Chunk.of_values([json.dumps(record).encode() for record in records])
+    )
     assert decoded.rejections == []
     writer = TableWriter(
         target_table(table, folder=f"{table.location()}/data/here"), "main", io=table.io, file_name=file_namer(0, 0)
@@ -155,4 +157,4 @@ def test_spark_still_reads_no_table_with_a_time_column(spark: Any) -> None:
         update.add_column("opens", TimeType())
     with pytest.raises(Exception, match="does not support time fields"):
         spark.sql("SELECT x FROM default.demo.with_time").collect()
-    assert set(types.UNREADABLE) == {"time"}
+    assert set(types.UNREADABLE_TYPES) == {"time"}

@@ -100,7 +100,7 @@ def test_no_archive_of_spark_is_read_again_before_each_task():
 def test_without_an_installed_pyspark_it_comes_from_the_archive(monkeypatch: pytest.MonkeyPatch):
     path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python/lib/py4j-0.10.9.9-src.zip", "/nowhere"]
     monkeypatch.setattr(sys, "path", list(path))
-    worker_daemon._leave_out_archives()
+    worker_daemon._remove_archives_from_path()
     assert sys.path == path
 
 

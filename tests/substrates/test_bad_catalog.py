@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.journal import Journal
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy
 from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.errors import CommitUnavailable
 from frazil.table import rest_catalog
@@ -119,7 +119,7 @@ def test_each_batch_lands_once_whatever_the_catalog_answers_to_a_commit(
             stream.land({0: (10 * number, 10 * number + 10)})
     gateway.trouble = none
     check_each_landed_once(stream, BATCHES)
-    reported = [record.getMessage() for record in caplog.records if record.name == "frazil.commit.swap"]
+    reported = [record.getMessage() for record in caplog.records if record.name == "frazil.commit.compare_and_swap"]
     assert any(re.search(said, line) for line in reported), reported
     assert all(line.endswith("s at most") for line in reported)
 

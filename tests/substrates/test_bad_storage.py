@@ -22,20 +22,20 @@ import pytest
 
 from frazil.dev.object_store import REGION, EmbeddedObjectStore
 from frazil.errors import CommitUnavailable
-from frazil.events import Event, Events, OutageMet, PhaseBegan
+from frazil.events import Event, EventDispatcher, OutageReported, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.ingest import opened
+from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageTask
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.stream import outage
 from frazil.stream.batch import BatchRunner
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import Limits
+from frazil.stream.stall import StallLimits
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import MadeStream
 from tests.substrates.conftest import NOW_MS, catalog_of, configure
@@ -72,13 +72,13 @@ class Writer:
     """Called before a task's records are read."""
 
     def __post_init__(self) -> None:
-        self.events = Events(self.made.spec.name, self._hear, clock_ms=lambda: NOW_MS)
-        limits = Limits.for_stream(self.made.spec)
+        self.events = EventDispatcher(self.made.spec.name, self._hear, clock_ms=lambda: NOW_MS)
+        limits = StallLimits.for_stream(self.made.spec)
         self.reporter = Reporter(self.events, fingerprint="f", folder=self.folder, limits=limits)
         self.engine = InProcessEngine()
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event.what, OutageMet):
+        if isinstance(event.what, OutageReported):
             self.reported.append(event.what.sentence)
 
     def begin(self) -> Writer:
@@ -88,7 +88,7 @@ class Writer:
         assert marker is not None
         self.runner = BatchRunner(
             spec=made.spec,
-            kafka=cast(KafkaOffsets, SimpleNamespace(describe=lambda: SimpleNamespace(identity=made.source))),
+            kafka=cast(KafkaAdmin, SimpleNamespace(describe=lambda: SimpleNamespace(identity=made.source))),
             kafka_properties={},
             tables=tables,
             committer=committer,
@@ -162,7 +162,7 @@ def substrate(
 @pytest.fixture
 def writer(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     found = Writer(made(), tmp_path)
-    monkeypatch.setattr(opened, "kafka_reader", found.read)
+    monkeypatch.setattr(stage_components, "create_kafka_reader", found.read)
     return found
 
 
@@ -250,7 +250,7 @@ def test_a_storage_that_stays_bad_turns_the_status_red_and_green_again(
 def test_a_storage_that_stays_away_ends_the_writer_restartably_and_the_next_one_goes_on(
     writer: Writer, bucket: TroubledProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outage, "OUTAGE_GRACE_S", 0.0)
+    monkeypatch.setattr(outage, "OUTAGE_TIMEOUT_S", 0.0)
     writer.begin().run()
     bucket.trouble = of_uploads(reset)
     with pytest.raises(CommitUnavailable, match="the object store fails"):

@@ -25,8 +25,8 @@ from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run as run_backfill
 from frazil.commit.backfill_marker import BackfillState
 from frazil.commit.catalog_probe import probe
-from frazil.commit.marker import open_branch
-from frazil.commit.settle import Settled, settle
+from frazil.commit.marker import open_branch_name
+from frazil.commit.settle import SettleResult, settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, RolledBack, StaleBatch
 from frazil.events import EpochBegan, Event
@@ -39,7 +39,7 @@ from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
-from frazil.signals.completion import Assessment, assess, signal_windows
+from frazil.signals.completion import Assessment, assess_table, signal_windows
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalogs import load_catalog
@@ -100,7 +100,7 @@ def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made
     for epoch in (1, 2):
         recorder = Recorder(stream.spec.name, interval_ms=60_000)
         recorder.opens(lambda: objects)
-        began = EpochBegan(epoch, stream.tables.marker(), Settled())  # type: ignore[arg-type]
+        began = EpochBegan(epoch, stream.tables.marker(), SettleResult())  # type: ignore[arg-type]
         recorder.take(Event(stream.spec.name, NOW_MS, began))
         recorder.write(NOW_MS)
     assert {found.epoch for found in objects.list_objects()} == {2}
@@ -228,7 +228,7 @@ class Minutes:
         )
 
     def assess(self) -> Assessment:
-        seen = assess(self.catalog, [self.spec])
+        seen = assess_table(self.catalog, [self.spec])
         assert seen is not None
         return seen
 
@@ -262,7 +262,7 @@ def test_rows_of_an_open_hour_wait_on_a_branch_until_it_is_complete(declare: Cal
     minutes.send(90, 130)
     assert rows(minutes.stream.tables) == offsets(0, 0, 120)
     table = minutes.stream.tables.main.refresh()
-    waiting = table.scan(snapshot_id=head_of(table.metadata, open_branch(minutes.spec.name)).snapshot_id)  # type: ignore[union-attr]
+    waiting = table.scan(snapshot_id=head_of(table.metadata, open_branch_name(minutes.spec.name)).snapshot_id)  # type: ignore[union-attr]
     assert sorted(waiting.to_arrow()["kafka_offset"].to_pylist()) == list(range(120, 130))
 
 
@@ -413,7 +413,7 @@ class Aged:
 
     def list_files(self, folder: str) -> list[FileInfo]:
         found = self._store.list_files(folder)
-        own = f"/{outcomes.STATE}/"
+        own = f"/{outcomes.MAINTENANCE_FOLDER}/"
         return [
             f if own in f.path else dataclasses.replace(f, modified_ms=f.modified_ms - 5 * 24 * HOUR_MS) for f in found
         ]

@@ -20,7 +20,7 @@ from pyiceberg.table.update import AssertCurrentSchemaId, AssertTableUUID, SetPr
 from pyiceberg.types import LongType, NestedField
 
 from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
-from frazil.dev.process import free_port
+from frazil.dev.process import choose_free_port
 from frazil.errors import SpecError
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
@@ -38,7 +38,7 @@ NAMES = tuple("abcde")
 def nessie(object_store: EmbeddedObjectStore, tmp_path: Path) -> Iterator[RestCatalog]:
     if not JAR.is_file():
         pytest.skip("Nessie is not there: the module says how to fetch it")
-    given, port, beside = object_store.s3_properties(), free_port(), free_port()
+    given, port, beside = object_store.s3_properties(), choose_free_port(), choose_free_port()
     settings = {
         "quarkus.http.host": "127.0.0.1",
         "quarkus.http.port": port,

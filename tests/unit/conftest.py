@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frazil.kafka.admin import TIMEOUT_S, KafkaOffsets
+from frazil.kafka.admin import TIMEOUT_S, KafkaAdmin
 from tests.plain_catalog import catalogs_with, chosen
 
 NO_BROKER = "127.0.0.1:1"
@@ -23,13 +23,11 @@ def _plain_catalog() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _silent_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = KafkaOffsets.__init__
+    opened = KafkaAdmin.__init__
 
-    def open_briefly(
-        self: KafkaOffsets, properties: Any, *topics: Any, timeout_s: float = TIMEOUT_S, **of: Any
-    ) -> None:
+    def open_briefly(self: KafkaAdmin, properties: Any, *topics: Any, timeout_s: float = TIMEOUT_S, **of: Any) -> None:
         if properties.get("bootstrap.servers") == NO_BROKER:
             timeout_s = min(timeout_s, SILENT_AFTER_S)
         opened(self, properties, *topics, timeout_s=timeout_s, **of)
 
-    monkeypatch.setattr(KafkaOffsets, "__init__", open_briefly)
+    monkeypatch.setattr(KafkaAdmin, "__init__", open_briefly)

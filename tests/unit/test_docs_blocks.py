@@ -28,10 +28,10 @@ from click.testing import CliRunner
 
 from frazil.aggregate.spec import load_aggregation
 from frazil.cli.main import frazil
-from frazil.cluster.kubernetes_pod import driver_pod
+from frazil.cluster.kubernetes_pod import build_pod
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import FrazilError
-from frazil.ingest.transform_sql import checked
+from frazil.ingest.transform_sql import check_transform
 from frazil.quality import gate
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.spec.resources import Resources
@@ -186,7 +186,7 @@ def hold_declaration(block: Block, folder: Path) -> None:
     (folder / "stream.yaml").write_text(block.text)
     spec = load_stream(folder / "stream.yaml")
     if spec.transform:
-        checked(spec)
+        check_transform(spec)
 
 
 def stream_of(page: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def hold_pod_template(block: Block, folder: Path) -> None:
     (folder / "pod.yaml").write_text(block.text)
     spark = {"spark.kubernetes.driver.podTemplateFile": str(folder / "pod.yaml")}
     resources = Resources.model_validate({"master": "k8s://h", "spark": spark})
-    pod = driver_pod(ClusterDriver("rides", "0" * 32, "drive_stream.py", (), resources, {}), namespace="frazil")
+    pod = build_pod(ClusterDriver("rides", "0" * 32, "drive_stream.py", (), resources, {}), namespace="frazil")
     (container,) = pod["spec"]["containers"]
     assert container["command"][1:] == ["-m", "frazil.spark_apps.drive_stream"]
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from frazil.events import CommitRecordsFolded, Event, Events, PhaseBegan
+from frazil.events import CommitRecordsFolded, Event, EventDispatcher, PhaseBegan
 from frazil.host.heartbeat import Phase
 
 
-def events(*sinks: object) -> Events:
-    return Events("flights", *sinks, clock_ms=lambda: 7)  # type: ignore[arg-type]
+def events(*sinks: object) -> EventDispatcher:
+    return EventDispatcher("flights", *sinks, clock_ms=lambda: 7)  # type: ignore[arg-type]
 
 
 def test_every_sink_is_reported_every_event_in_the_order_in_which_they_were_added():

@@ -34,7 +34,7 @@ def test_a_version_that_is_not_supported_is_refused_with_what_to_install(
 ) -> None:
     monkeypatch.setattr(extras, "version", lambda _: found)
     with pytest.raises(UnsupportedVersion, match=sentence):
-        extras.require(module)
+        extras.require_module(module)
 
 
 def test_a_spark_that_no_package_manager_installed_is_left_to_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,13 +42,13 @@ def test_a_spark_that_no_package_manager_installed_is_left_to_its_cluster(monkey
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(extras, "version", missing)
-    extras.require("py4j")
+    extras.require_module("py4j")
 
 
 def test_the_supported_versions_are_those_that_pip_allows() -> None:
     allowed = {name: Requirement(text).specifier for group in PROJECT["optional-dependencies"].values()
                for text in group if (name := re.split(r"[\[<>=!]", text)[0])}  # fmt: skip
-    for package, _, minors in extras.SUPPORTED.values():
+    for package, _, minors in extras.SUPPORTED_VERSIONS.values():
         specifier = allowed[package.removesuffix("-core")]
         accepted = [
             f"{major}.{minor}" for major in (3, 4, 5) for minor in range(10) if f"{major}.{minor}.1" in specifier

@@ -22,24 +22,24 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_is(package: Path):
-    assert installed.outdated(CODE) is None, "a process that does not go on for long"
-    installed.remember("API server")
+    assert installed.explain_outdated(CODE) is None, "a process that does not go on for long"
+    installed.remember_files("API server")
     (package / "room" / "one.pyc").write_text("compiled")
-    assert installed.outdated(CODE) is None
+    assert installed.explain_outdated(CODE) is None
     os.utime(package / "room" / "one.py", ns=(1, 1))  # an older one, as of a rollback
-    said = str(installed.outdated(CODE))
+    said = str(installed.explain_outdated(CODE))
     assert said.startswith("frazil's files were replaced after this API server started")
     assert said.endswith(str(CODE)), "which may be a fault of a catalog"
-    assert installed.outdated(OSError("no route to host")) is None
-    installed.remember("API server")
-    assert installed.outdated(CODE) is None
+    assert installed.explain_outdated(OSError("no route to host")) is None
+    installed.remember_files("API server")
+    assert installed.explain_outdated(CODE) is None
 
 
 def test_a_file_that_came_or_went_is_a_change_too(package: Path):
-    installed.remember("API server")
+    installed.remember_files("API server")
     (package / "two.py").write_text("b = 2")
-    assert installed.outdated(AttributeError("b"))
+    assert installed.explain_outdated(AttributeError("b"))
     (package / "two.py").unlink()
-    assert installed.outdated(AttributeError("b")) is None
+    assert installed.explain_outdated(AttributeError("b")) is None
     (package / "room" / "one.py").unlink()
-    assert installed.outdated(AttributeError("a"))
+    assert installed.explain_outdated(AttributeError("a"))

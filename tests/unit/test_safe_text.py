@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.host.process_log import SafeFormatter
-from frazil.operations.message import Trouble
-from frazil.safe_text import reason_problem, safe
+from frazil.operations.message import ReportedProblem
+from frazil.safe_text import escape_unsafe, reason_problem
 
 ANY = st.text(st.characters(codec=None), max_size=40)
 REORDERS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -20,22 +20,22 @@ REORDERS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 @given(ANY)
 def test_what_is_shown_can_be_written_and_moves_nothing(text: str) -> None:
-    shown = safe(text)
+    shown = escape_unsafe(text)
     shown.encode()
     assert not [c for c in shown if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} and c not in "\t\n"]
     assert not [c for c in shown if unicodedata.bidirectional(c) in REORDERS]
-    assert safe(shown) == shown
-    assert "\n" not in safe(text, lines=False)
+    assert escape_unsafe(shown) == shown
+    assert "\n" not in escape_unsafe(text, lines=False)
     assert json.loads(json.dumps(shown)) == shown
 
 
 @pytest.mark.parametrize("text", ["", "a\tb\nc", "Grüße, 東京, שלום", "1\xa0000 → ok", "\U0001f469\u200d\U0001f680"])
 def test_what_people_read_stays(text: str) -> None:
-    assert safe(text) == text
+    assert escape_unsafe(text) == text
 
 
 def test_what_acts_is_escaped() -> None:
-    assert safe("\x1b[2J\u202egnp.exe\ud800\r") == r"\x1b[2J\u202egnp.exe\ud800\r"
+    assert escape_unsafe("\x1b[2J\u202egnp.exe\ud800\r") == r"\x1b[2J\u202egnp.exe\ud800\r"
 
 
 def test_a_reason_is_refused_that_could_not_be_shown_everywhere() -> None:
@@ -48,5 +48,5 @@ def test_a_reason_is_refused_that_could_not_be_shown_everywhere() -> None:
 def test_a_log_and_a_message_show_it_escaped() -> None:
     record = logging.LogRecord("frazil", logging.INFO, "", 0, "record %s", ("\x1b]0;\ud800\u202e",), None)
     assert SafeFormatter("%(message)s").format(record) == r"record \x1b]0;\ud800\u202e"
-    reported = Trouble.from_alert({"rule": "lag", "sentence": "\x1b[31m\u202e", "table": "a.b"}, page="")
+    reported = ReportedProblem.from_alert({"rule": "lag", "sentence": "\x1b[31m\u202e", "table": "a.b"}, page="")
     assert reported.sentence == r"\x1b[31m\u202e"

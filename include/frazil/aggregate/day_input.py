@@ -17,8 +17,8 @@ from frazil.commit.history import ancestors, ancestors_and_kept
 from frazil.errors import SpecError
 from frazil.partitions.windows import Window
 from frazil.signals.signal import Signal
-from frazil.signals.signal_table import newest_signals
-from frazil.table.catalogs import catalog_errors
+from frazil.signals.signal_table import load_newest_signals
+from frazil.table.catalogs import translate_catalog_errors
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ class DayInput:
     """`1` if all windows have revision 1, JSON of the other windows (`{"2013-12-30T15":2}`), or NO_REVISIONS."""
 
 
-def day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
+def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
     """Return the newest signal of each signalled window of the day."""
     whole = Window.parse(str(day))
-    with catalog_errors(catalog.name):
-        return newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
+    with translate_catalog_errors(catalog.name):
+        return load_newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
 
 
 def is_complete(day: date, signals: Sequence[Signal]) -> bool:
@@ -93,7 +93,7 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
     if snapshot_id in branch:
         return DayInput(snapshot_id, branch[snapshot_id], revisions)
     log.warning("%s no longer has snapshot %d: it has expired or was rolled back", spec.source, snapshot_id)
-    signals = day_signals(catalog, spec, day)
+    signals = load_day_signals(catalog, spec, day)
     chosen = choose_input(catalog, spec, day, signals)
     if chosen.revisions != revisions or held_windows(signals):
         raise SpecError(
@@ -122,7 +122,7 @@ def input_summary(spec: AggregationSpec, day: date, given: DayInput) -> dict[str
     }
 
 
-def newer_input(
+def find_newer_input(
     spec: AggregationSpec, day: date, given: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
     """Return the input summary of the target's newest run for the day; None unless its input is newer than `given`.
@@ -141,7 +141,7 @@ def newer_input(
 
 def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
     """Return the sequence numbers of the source's snapshots by snapshot id, the current snapshot first."""
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:

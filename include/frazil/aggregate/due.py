@@ -16,7 +16,7 @@ from frazil.commit.history import ancestors
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import translate_catalog_errors
 
 MAX_DAYS = 35
 """Maximum number of days that are checked, back from the newest complete window."""
@@ -44,8 +44,8 @@ class AggregatedDays:
 
 
 def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -> tuple[WaitingDay, ...]:
-    """Return the waiting days from `first` on, in order. Raises the errors of `catalog_errors`."""
-    with catalog_errors(catalog.name):
+    """Return the waiting days from `first` on, in order. Raises the errors of `translate_catalog_errors`."""
+    with translate_catalog_errors(catalog.name):
         signals = TableSignals.load(catalog, spec.source)
         cursor = signals.cursor
         if cursor is None:
@@ -53,7 +53,7 @@ def find_waiting_days(catalog: Catalog, spec: AggregationSpec, *, first: date) -
         first_us = Window.parse(str(first)).start_us
         from_us = max(cursor.from_us, cursor.through_us - MAX_DAYS * Grain.DAY.us, first_us)
         newest = signals.newest(from_us=Grain.DAY.floor(from_us), to_us=cursor.through_us)
-        return decide_waiting(list(newest.values()), _load_aggregated_days(catalog, spec))
+        return select_waiting_days(list(newest.values()), _load_aggregated_days(catalog, spec))
 
 
 def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
@@ -61,7 +61,7 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
     Returns None before the first signal.
     """
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         cursor = TableSignals.load(catalog, spec.source).cursor
         days = _load_aggregated_days(catalog, spec).days
     if cursor is None:
@@ -71,9 +71,9 @@ def find_open_day(catalog: Catalog, spec: AggregationSpec) -> date | None:
 
 def is_aggregated(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> bool:
     """Return whether the target has the day with these signals' revisions, or from a newer state of the source."""
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         done = _load_aggregated_days(catalog, spec)
-    return day in done.days and not decide_waiting(signals, done)
+    return day in done.days and not select_waiting_days(signals, done)
 
 
 def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> AggregatedDays:
@@ -84,7 +84,7 @@ def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> Aggregated
         return AggregatedDays({})
 
 
-def decide_waiting(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
+def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
     """Return the complete days whose newest revisions are not in the target. Pure."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
@@ -123,6 +123,6 @@ def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetad
     return AggregatedDays(days, oldest_ms)
 
 
-def late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
+def select_late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
     """Return the days that have waited longer than the aggregation's declared limit."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -31,9 +31,9 @@ from frazil.aggregate.day_input import (
     NO_REVISIONS,
     DayInput,
     choose_input,
-    day_signals,
+    find_newer_input,
     input_summary,
-    newer_input,
+    load_day_signals,
     reuse_input,
 )
 from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec, find_aggregation, parse_day
@@ -41,9 +41,9 @@ from frazil.commit.history import ancestors
 from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.facts import RunFacts, Totals, table_dataset
-from frazil.lineage.jobs import Jobs, openlineage_jobs
+from frazil.lineage.jobs import JobReporter, openlineage_jobs
 from frazil.spark.application import start_session
-from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
 """Maximum number of attempts to write the day, if other runs write it at the same time."""
-_CONFLICTS = ("ValidationException", "CommitFailedException")
+_CONFLICT_ERRORS = ("ValidationException", "CommitFailedException")
 """Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
 
 
@@ -74,7 +74,7 @@ class DayRun:
     given: DayInput
 
     @contextmanager
-    def report(self, jobs: Jobs | None) -> Iterator[None]:
+    def report(self, jobs: JobReporter | None) -> Iterator[None]:
         """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
         if jobs is None:
             yield
@@ -129,17 +129,17 @@ def run_aggregation(
     """
     log_to_stderr()
     try:
-        _run(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
+        _aggregate(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     return 0
 
 
-def _run(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
+def _aggregate(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
     catalog = open_existing_catalog(spec.catalog)
     if snapshot_id is None:
-        given = choose_input(catalog, spec, day, day_signals(catalog, spec, day))
+        given = choose_input(catalog, spec, day, load_day_signals(catalog, spec, day))
     else:
         given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
     run = DayRun(catalog, spec, day, given)
@@ -162,9 +162,9 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
     result = _query_day(spark, run)
     _create_target(spark, run, result)
     for _ in range(MAX_ATTEMPTS):
-        with catalog_errors(catalog.name):
+        with translate_catalog_errors(catalog.name):
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
-        newer = newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
+        newer = find_newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
         if newer is not None:
             return DayOutcome(False, _not_written_message(run, newer))
         if _overwrite(run, result, base=target):
@@ -200,7 +200,7 @@ def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
     """
     catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         if not catalog.table_exists(identifier):
             schema = _iceberg_schema(spark, result)
             day_id = schema.find_field(DAY_COLUMN).field_id
@@ -234,7 +234,7 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
             "(ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
-        if not any(conflict in str(error) for conflict in _CONFLICTS):
+        if not any(conflict in str(error) for conflict in _CONFLICT_ERRORS):
             raise
         return False
     return True

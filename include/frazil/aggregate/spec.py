@@ -17,10 +17,10 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
-from frazil.spec.last_valid import FileKind, recall
-from frazil.spec.load import stream_files
+from frazil.spec.last_valid import FileKind, recall_declaration
+from frazil.spec.load import list_stream_files
 from frazil.spec.model import STREAM_NAME
-from frazil.spec.problems import meaning_of
+from frazil.spec.problems import describe_error
 from frazil.spec.values import Model, PositiveDuration
 from frazil.spec.yaml_file import read_mapping
 
@@ -53,7 +53,7 @@ class AggregationSpec(Model):
     """A SELECT over the view `source_day`. It must not select the day, which frazil adds as the first column."""
 
     @model_validator(mode="after")
-    def _two_tables(self) -> Self:
+    def _check_two_tables(self) -> Self:
         if self.source == self.target:
             raise ValueError("source and target are the same table: declare another target")
         return self
@@ -77,16 +77,16 @@ def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     known.
     """
     try:
-        return _find(folder, name)
+        return _load_named(folder, name)
     except SpecError as error:
-        if (last := recall(folder, name, AGGREGATIONS)) is None:
+        if (last := recall_declaration(folder, name, AGGREGATIONS)) is None:
             raise
         log.warning("using the last valid declaration of the aggregation %s: %s", name, error)
         return last
 
 
-def _find(folder: Path, name: str) -> AggregationSpec:
-    files = {path.stem: path for path in stream_files(folder)}
+def _load_named(folder: Path, name: str) -> AggregationSpec:
+    files = {path.stem: path for path in list_stream_files(folder)}
     if name in files:
         return load_aggregation(files[name])
     close = get_close_matches(name, files, n=1)
@@ -110,17 +110,17 @@ def _validate(declared: Mapping[str, Any], path: Path) -> AggregationSpec:
     try:
         return AggregationSpec.model_validate({**declared, "name": path.stem}, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise SpecError("\n".join(f"{path}: {_sentence(d)}" for d in error.errors())) from None
+        raise SpecError("\n".join(f"{path}: {_describe_error(d)}" for d in error.errors())) from None
 
 
 AGGREGATIONS: FileKind[AggregationSpec] = FileKind(load_aggregation, read_mapping, _validate)
 
 
-def _sentence(details: ErrorDetails) -> str:
+def _describe_error(details: ErrorDetails) -> str:
     key, kind = ".".join(map(str, details["loc"])), details["type"]
     value = "" if kind == "missing" or details["input"] is None else f"{details['input']!r} "
     if not key:
-        return meaning_of(details)
+        return describe_error(details)
     if kind == "extra_forbidden":
         allowed = [str(field.alias) for name, field in AggregationSpec.model_fields.items() if name != "name"]
         close = get_close_matches(key.replace("_", "-"), allowed, n=1)
@@ -128,4 +128,4 @@ def _sentence(details: ErrorDetails) -> str:
         return f"{key}: is an unknown key{hint} (allowed: {', '.join(allowed)})"
     if kind == "string_pattern_mismatch":
         return f"{key}: {value}is not a table identifier; write namespace.table, such as demo.flights"
-    return f"{key}: {value}{meaning_of(details)}"
+    return f"{key}: {value}{describe_error(details)}"

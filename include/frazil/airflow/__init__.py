@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from frazil.extras import require
+from frazil.extras import require_module
 
 if TYPE_CHECKING:
     from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from frazil.airflow.backfills.dag import backfill_dag
     from frazil.airflow.dag_ids import partitions_dag_id, writer_dag_id
     from frazil.airflow.dead_letters.dag import dead_letters_dag
-    from frazil.airflow.declared import check_declarations
+    from frazil.airflow.declared_streams import check_declarations
     from frazil.airflow.health.dag import health_dag
     from frazil.airflow.maintenance.dag import maintenance_dag
     from frazil.airflow.notifications import each_alert
@@ -57,7 +57,7 @@ _MODULES = {
     "audit_asset": "frazil.airflow.audits.dag",
     "audit_dag": "frazil.airflow.audits.dag",
     "backfill_dag": "frazil.airflow.backfills.dag",
-    "check_declarations": "frazil.airflow.declared",
+    "check_declarations": "frazil.airflow.declared_streams",
     "partition_asset": "frazil.airflow.assets",
     "partition_dags": "frazil.airflow.partitions.dag",
     "partitions_dag_id": "frazil.airflow.dag_ids",
@@ -73,7 +73,7 @@ _MODULES = {
     "writer_dags": "frazil.airflow.writers.dag",
 }
 
-require("airflow")
+require_module("airflow")
 
 
 def __getattr__(name: str) -> Any:

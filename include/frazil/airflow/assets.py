@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow.sdk import Asset
 
-AGAIN = "frazil.again."
+AGAIN_PREFIX = "frazil.again."
 """The prefix of the name of an asset that `again_asset` returns; the aggregation's name follows."""
 GROUP = "frazil"
 """The group of all of frazil's assets. Airflow lists the assets of a group together."""
@@ -22,7 +22,7 @@ def again_asset(aggregation: str) -> Asset:
 
     The event's partition key is the day.
     """
-    return Asset(f"{AGAIN}{aggregation}", group=GROUP)
+    return Asset(f"{AGAIN_PREFIX}{aggregation}", group=GROUP)
 
 
 def reopened_asset(table: str) -> Asset:

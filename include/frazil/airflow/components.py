@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from airflow.jobs.job import Job
 from sqlalchemy import func, select
 
-from frazil.home import dev_airflow
-from frazil.operations.silence import ComponentHeartbeat, MissingComponent, silent
+from frazil.home import dev_airflow_home
+from frazil.operations.component_heartbeats import ComponentHeartbeat, MissingComponent, find_missing
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -23,7 +23,7 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
     """Return this Airflow's components that had no recent heartbeat at `at_ms`, when `heartbeats` were read."""
     home = os.environ.get("AIRFLOW_HOME")
-    return silent(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow())
+    return find_missing(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow_home())
 
 
 def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:

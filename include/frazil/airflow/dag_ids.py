@@ -13,9 +13,9 @@ from frazil.spec.routed_stream import signalled_as
 
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
-STREAM_TASK = "stream."
+STREAM_TASK_PREFIX = "stream."
 """Prefix of the task ids in the DAG of a shared application; the stream's name follows."""
-ROUTE = "route of "
+ROUTE_PREFIX = "route of "
 """Prefix of a name that stands for all tables of a stream's route in the maintenance DAG; the stream's name follows."""
 
 
@@ -42,7 +42,7 @@ def partitions_dag_of(spec: StreamSpec) -> str:
 
 def is_shared(task_ids: Iterable[str]) -> bool:
     """Whether these task ids belong to the DAG of a shared application."""
-    return any(one.startswith(STREAM_TASK) for one in task_ids)
+    return any(one.startswith(STREAM_TASK_PREFIX) for one in task_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if shared:
-            return TaskSubject(task_id.removeprefix(STREAM_TASK) if task_id.startswith(STREAM_TASK) else None)
+            return TaskSubject(
+                task_id.removeprefix(STREAM_TASK_PREFIX) if task_id.startswith(STREAM_TASK_PREFIX) else None
+            )
         return TaskSubject(dag_id.removeprefix(writer))
     if dag_id.startswith(partitions):
         name = dag_id.removeprefix(partitions)
@@ -76,10 +78,14 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
     if dag_id == AUDITS_DAG:
         return TaskSubject(label)
     if dag_id == MAINTENANCE_DAG:
-        return TaskSubject(label.removeprefix(ROUTE)) if label and label.startswith(ROUTE) else TaskSubject(table=label)
-    stream, table = (_text(form.get(key)) for key in ("stream", "table"))
+        return (
+            TaskSubject(label.removeprefix(ROUTE_PREFIX))
+            if label and label.startswith(ROUTE_PREFIX)
+            else TaskSubject(table=label)
+        )
+    stream, table = (_text_or_none(form.get(key)) for key in ("stream", "table"))
     return TaskSubject(stream, table)
 
 
-def _text(value: Any) -> str | None:
+def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None

@@ -106,7 +106,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
     return {**{name: value for name, value in value.items() if name not in PURPOSES}, **of_purpose}
 
 
-def interval(variable: str, default: timedelta) -> timedelta:
+def read_interval(variable: str, default: timedelta) -> timedelta:
     """Return a DAG's interval from an environment variable with a value such as `30m`, or the default if it is not set.
 
     Raises SpecError if the value is not a duration, or too short.

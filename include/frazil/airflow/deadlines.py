@@ -16,7 +16,7 @@ from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 from frazil.airflow.dag_profile import late_callback
 from frazil.airflow.notifications import CONTEXT_KEY
 from frazil.airflow.page.address import base_url, page_url
-from frazil.operations.message import Message, late_run
+from frazil.operations.message import Message, build_late_run_message
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
 def _message(sentence: str, run: Mapping[str, Any]) -> Message:
     """Return the message about a late run. `run` is the DAG run as in Airflow's REST API."""
     dag_id, run_id, queued = (str(run.get(key) or "") for key in ("dag_id", "dag_run_id", "queued_at"))
-    return late_run(
+    return build_late_run_message(
         dag_id=dag_id or "a frazil DAG",
         sentence=sentence,
         since_ms=int(datetime.fromisoformat(queued).timestamp() * 1_000) if queued else None,

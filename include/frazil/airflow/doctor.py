@@ -25,18 +25,18 @@ from frazil import clock
 from frazil.airflow.components import COMPONENTS, last_heartbeats, silent_components
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.airflow.page.known import paused_dags
+from frazil.airflow.page.airflow_database import read_pauses
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
-from frazil.doctor.finding import Finding, State
-from frazil.spec.load import stream_files
-from frazil.spec.units import counted
+from frazil.doctor.finding import CheckState, Finding
+from frazil.spec.load import list_stream_files
+from frazil.spec.units import format_count
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-TESTED = "3.3"
+TESTED_VERSION = "3.3"
 """The version of Airflow that frazil is tested with."""
-DAGS_OF_ALL = {
+SHARED_DAGS = {
     HEALTH_DAG: "no alert fires",
     AUDITS_DAG: "no stream is audited",
     MAINTENANCE_DAG: "no table is maintained",
@@ -46,72 +46,74 @@ QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The environment variable whose value dags/writers.py passes as the queue to `writer_dags`."""
 
 
-def findings(streams: Path) -> Iterator[Finding]:
+def check_airflow(streams: Path) -> Iterator[Finding]:
     """Yield the findings about this Airflow, for the streams of a folder."""
-    ok = airflow_version.startswith(f"{TESTED}.")
+    ok = airflow_version.startswith(f"{TESTED_VERSION}.")
     yield Finding(
-        "airflow", State.OK if ok else State.WARNING, f"Airflow {airflow_version}, {conf.get('core', 'executor')}",
-        "" if ok else f"use Airflow {TESTED}, the version that frazil is tested with",
+        "airflow", CheckState.OK if ok else CheckState.WARNING,
+        f"Airflow {airflow_version}, {conf.get('core', 'executor')}",
+        "" if ok else f"use Airflow {TESTED_VERSION}, the version that frazil is tested with",
     )  # fmt: skip
-    yield from _settings(streams)
+    yield from _check_settings(streams)
     try:
         with create_session() as session:
-            yield from _components(session)
-            yield from _pool(session)
-            yield from _spark_connection(session)
-            yield from _import_errors(session)
-        yield from _dags_of_all()
+            yield from _check_components(session)
+            yield from _check_pool(session)
+            yield from _check_spark_connection(session)
+            yield from _check_import_errors(session)
+        yield from _check_shared_dags()
     except SQLAlchemyError as error:
         problem = " ".join(str(error).split())[:300]
-        yield Finding("airflow's database", State.WRONG, problem, "airflow db migrate; airflow db check")
+        yield Finding("airflow's database", CheckState.WRONG, problem, "airflow db migrate; airflow db check")
 
 
-def _settings(streams: Path) -> Iterator[Finding]:
-    writers = len(list(stream_files(streams))) if streams.is_dir() else 0
+def _check_settings(streams: Path) -> Iterator[Finding]:
+    writers = len(list(list_stream_files(streams))) if streams.is_dir() else 0
     capacity = conf.getint("triggerer", "capacity")
     if writers > capacity:
         yield Finding(
-            "triggerer", State.WARNING,
-            f"{counted(writers, 'stream')} are declared, but a triggerer supervises only {capacity} writers",
+            "triggerer", CheckState.WARNING,
+            f"{format_count(writers, 'stream')} are declared, but a triggerer supervises only {capacity} writers",
             f"raise AIRFLOW__TRIGGERER__CAPACITY above {writers}, or start more triggerers",
         )  # fmt: skip
     queue, enabled = os.environ.get(QUEUE_VARIABLE), conf.getboolean("triggerer", "queues_enabled", fallback=False)
     if queue and not enabled:
         yield Finding(
-            "triggerer", State.WRONG,
+            "triggerer", CheckState.WRONG,
             f"{QUEUE_VARIABLE} is {queue!r}, but Airflow ignores the queues of deferred tasks",
             "set AIRFLOW__TRIGGERER__QUEUES_ENABLED=True on all components",
         )  # fmt: skip
 
 
-def _components(session: Session) -> Iterator[Finding]:
+def _check_components(session: Session) -> Iterator[Finding]:
     gone = {one.component: one for one in silent_components(last_heartbeats(session), at_ms=clock.now_ms())}
     for component in COMPONENTS.values():
         if component in gone:
             one = gone[component]
-            yield Finding(component, State.WRONG, one.words, f"start it: {one.start}")
+            yield Finding(component, CheckState.WRONG, one.words, f"start it: {one.start}")
         else:
-            yield Finding(component, State.OK, "running")
+            yield Finding(component, CheckState.OK, "running")
 
 
-def _pool(session: Session) -> Iterator[Finding]:
+def _check_pool(session: Session) -> Iterator[Finding]:
     wanted = os.environ.get(POOL_VARIABLE)
     if not wanted:
         yield Finding(
-            "pool", State.WARNING, "Spark applications run in default_pool, limited only by its slots",
+            "pool", CheckState.WARNING, "Spark applications run in default_pool, limited only by its slots",
             f'airflow pools set frazil_spark 1 "Spark applications", and set {POOL_VARIABLE}=frazil_spark on all '
             'components',
         )  # fmt: skip
     elif session.scalar(select(Pool).where(Pool.pool == wanted)) is None:
         yield Finding(
-            "pool", State.WRONG, f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: Spark tasks "
-            "never start", f'airflow pools set {wanted} 1 "Spark applications"',
+            "pool", CheckState.WRONG,
+            f"{POOL_VARIABLE} names the pool {wanted!r}, which Airflow does not have: Spark tasks never start",
+            f'airflow pools set {wanted} 1 "Spark applications"',
         )  # fmt: skip
     else:
-        yield Finding("pool", State.OK, f"Spark applications run in the pool {wanted!r}")
+        yield Finding("pool", CheckState.OK, f"Spark applications run in the pool {wanted!r}")
 
 
-def _spark_connection(session: Session) -> Iterator[Finding]:
+def _check_spark_connection(session: Session) -> Iterator[Finding]:
     from airflow.sdk.exceptions import AirflowNotFoundException  # with what raises it
 
     del session  # the connection may be in the environment or a secrets backend
@@ -119,45 +121,47 @@ def _spark_connection(session: Session) -> Iterator[Finding]:
     try:
         found = Connection.get_connection_from_secrets(SPARK_CONNECTION)
     except (AirflowNotFoundException, KeyError):
-        yield Finding("connection", State.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", fix)
+        yield Finding("connection", CheckState.WRONG, f"Airflow has no connection {SPARK_CONNECTION!r}", fix)
         return
     properties = found.extra_dejson.get("properties-file")
     if not properties:
         yield Finding(
-            "connection", State.WARNING, f"{SPARK_CONNECTION} has no properties-file, so Spark finds Iceberg's runtime "
-            "only through its own spark-defaults.conf", fix,
+            "connection", CheckState.WARNING,
+            f"{SPARK_CONNECTION} has no properties-file, so Spark finds Iceberg's runtime only through its own "
+            "spark-defaults.conf", fix,
         )  # fmt: skip
     elif not Path(properties).is_file():
         yield Finding(
-            "connection", State.WRONG, f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
+            "connection", CheckState.WRONG,
+            f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
             fix,
         )  # fmt: skip
     else:
-        yield Finding("connection", State.OK, f"{SPARK_CONNECTION} submits to {found.host}")
+        yield Finding("connection", CheckState.OK, f"{SPARK_CONNECTION} submits to {found.host}")
 
 
-def _import_errors(session: Session) -> Iterator[Finding]:
+def _check_import_errors(session: Session) -> Iterator[Finding]:
     errors = session.scalars(select(ParseImportError)).all()
     for error in errors:
         last = (error.stacktrace or "").strip().splitlines()[-1:] or ["no reason given"]
-        yield Finding("dags", State.WRONG, f"{error.filename} cannot be imported: {last[0]}", "fix the file")
+        yield Finding("dags", CheckState.WRONG, f"{error.filename} cannot be imported: {last[0]}", "fix the file")
     if not errors:
-        yield Finding("dags", State.OK, "all DAG files can be imported")
+        yield Finding("dags", CheckState.OK, "all DAG files can be imported")
 
 
-def _dags_of_all() -> Iterator[Finding]:
+def _check_shared_dags() -> Iterator[Finding]:
     """Yield a finding for each shared DAG that is missing or paused."""
-    paused = paused_dags(DAGS_OF_ALL)
-    for dag_id, undone in DAGS_OF_ALL.items():
+    paused = read_pauses(SHARED_DAGS)
+    for dag_id, undone in SHARED_DAGS.items():
         if dag_id not in paused:
             fix = "add its file to the DAG folder, as docs/reference/dags.md says"
-            yield Finding("dags", State.WARNING, f"Airflow has no DAG {dag_id}: {undone}", fix)
+            yield Finding("dags", CheckState.WARNING, f"Airflow has no DAG {dag_id}: {undone}", fix)
         elif paused[dag_id]:
-            yield Finding("dags", State.WARNING, f"{dag_id} is paused: {undone}", f"airflow dags unpause {dag_id}")
+            yield Finding("dags", CheckState.WARNING, f"{dag_id} is paused: {undone}", f"airflow dags unpause {dag_id}")
 
 
 def main() -> None:
-    found = [dataclasses.asdict(one) for one in findings(Path(sys.argv[1]))]
+    found = [dataclasses.asdict(one) for one in check_airflow(Path(sys.argv[1]))]
     print(json.dumps(found))
 
 

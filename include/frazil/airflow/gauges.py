@@ -26,7 +26,9 @@ GAUGES = {
     "frazil.table.alerts": "active alerts of the subject in the tag `table`: a table, a route or a stream",
     "frazil.stream.lag": "records in Kafka that the stream has not committed",
     "frazil.stream.last_commit_timestamp_seconds": "time of the stream's last commit, in seconds since 1970",
-    "frazil.windows.complete_through_timestamp_seconds": "end of the last window that was signalled or held, in seconds since 1970",
+    "frazil.windows.complete_through_timestamp_seconds": (
+        "end of the last window that was signalled or held, in seconds since 1970"
+    ),
     "frazil.windows.held": "windows that a quality gate holds",
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
@@ -36,7 +38,7 @@ _HEALTH_GAUGES = (
 )
 
 
-def report_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
+def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
     """Export the health of measured tables, and the number of active alerts of each subject."""
     counts = dict.fromkeys(found, 0)
     for alert in active:
@@ -45,17 +47,17 @@ def report_health(found: Mapping[str, TableHealth | str | None], active: Iterabl
         _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
         if isinstance(health, TableHealth):
-            _report_table(name, health)
+            _export_table(name, health)
 
 
-def report_windows(table: str, cursor: Cursor | None) -> None:
+def export_windows(table: str, cursor: Cursor | None) -> None:
     """Export the end of a table's last window that was signalled or held, and the number of held windows."""
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)
 
 
-def _report_table(table: str, health: TableHealth) -> None:
+def _export_table(table: str, health: TableHealth) -> None:
     for name in _HEALTH_GAUGES:
         _export(f"frazil.table.{name}", getattr(health, name), table=table)
     for stream in health.streams:

@@ -32,9 +32,9 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
     Returns None if no OpenLineage backend is configured, or if the environment already has a parent.
     """
-    from frazil.lineage.facts import PARENT, Settings  # a DAG file that is parsed needs no PyIceberg
+    from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings  # a DAG file that is parsed needs no PyIceberg
 
-    if environment.get(PARENT) or not Settings.load(environment).on:
+    if environment.get(PARENT_VARIABLE) or not LineageSettings.load(environment).on:
         return None
     try:
         return _provider_parent_id(context) or _computed_parent_id(context)
@@ -44,22 +44,22 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 
 @contextmanager
-def as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Make the task the OpenLineage parent of the applications that are submitted in this context.
 
     Yields the Spark properties `spark`, with the parent added if there is one.
     """
-    from frazil.lineage.facts import PARENT
+    from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)
     if parent is None:
         yield spark
         return
-    os.environ[PARENT] = parent
+    os.environ[PARENT_VARIABLE] = parent
     try:
-        yield {**{f"{prefix}.{PARENT}": parent for prefix in CLUSTER_PREFIXES}, **spark}
+        yield {**{f"{prefix}.{PARENT_VARIABLE}": parent for prefix in CLUSTER_PREFIXES}, **spark}
     finally:
-        del os.environ[PARENT]
+        del os.environ[PARENT_VARIABLE]
 
 
 def _provider_parent_id(context: Context) -> str | None:

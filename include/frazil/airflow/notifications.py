@@ -9,7 +9,7 @@ from typing import Any
 
 from frazil.airflow.dag_ids import is_shared, task_subject
 from frazil.airflow.page.address import page_url
-from frazil.operations.message import Message, failed_task
+from frazil.operations.message import Message, build_failed_task_message
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def with_message(call: Call, message_of: Callable[[Any], Message | None] | None 
     """
 
     def report(context: Any) -> None:
-        message = (message_of or failure)(context)
+        message = (message_of or failure_message)(context)
         if message is not None:
             # A notifier renders its templates only once.
             copy.copy(call)({**context, CONTEXT_KEY: message})
@@ -71,7 +71,7 @@ def each_alert(notifier: Call) -> EachAlert:
     return EachAlert(notifier)
 
 
-def failure(context: Any) -> Message:
+def failure_message(context: Any) -> Message:
     """Return the message about a task that failed after all retries."""
     error = context.get("exception") or context.get("reason") or NO_REASON
     sentence = _error_sentence(error)
@@ -79,7 +79,7 @@ def failure(context: Any) -> Message:
         return _task_message(context, sentence)
     except Exception:  # a context of another shape: notify anyway
         log.exception("cannot determine which task failed")
-        return failed_task(
+        return build_failed_task_message(
             dag_id="Airflow", task="a frazil task", stream=None, table=None, error=sentence, since_ms=None, log="",
             overview=page_url(),
         )  # fmt: skip
@@ -102,7 +102,7 @@ def _task_message(context: Any, error: str) -> Message:
     form = form if isinstance(form, Mapping) else {}
     about = task_subject(ti.dag_id, ti.task_id, label=label, form=form, shared=is_shared(dag.task_ids))
     began = getattr(ti, "start_date", None)
-    return failed_task(
+    return build_failed_task_message(
         dag_id=ti.dag_id,
         task=f"{ti.task_id}[{label}]" if label else ti.task_id,
         stream=about.stream,

@@ -17,18 +17,18 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import SetXCom
 
 from frazil import clock
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 MIN_DEFERRAL_S = 15.0
 """Minimum number of seconds that a trigger waits before it fires. The executor reports the end of a task's first half
 (before the deferral) only after some seconds. If the trigger fires earlier, Airflow 3.3 may take this report for the
 end of the second half. Airflow then kills the second half, and retries a task that has failed for good.
 """
-KEY = "frazil_state"
+XCOM_KEY = "frazil_state"
 """The XCom's key. Airflow's list of XComs, filtered by this key, shows the state of every writer."""
 RENEW_INTERVAL_S = 900.0
 """Seconds after which an unchanged state is written again with current numbers."""
-MAX_BURST, REFILL_S = 6, 360.0
+MAX_BURST, REFILL_INTERVAL_S = 6, 360.0
 """Limit on writes: 6 in a burst, and one more every 360 seconds. A state that changes each second is written 16 times
 in the first hour.
 """
@@ -61,7 +61,7 @@ class WriteLimit:
         since_s = now_s - self._tried_s
         if self._failed and since_s < RETRY_INTERVAL_S:
             return False
-        left = min(self._left + since_s / REFILL_S, MAX_BURST)
+        left = min(self._left + since_s / REFILL_INTERVAL_S, MAX_BURST)
         return (state != self._published or since_s >= RENEW_INTERVAL_S) and left >= 1
 
     def is_shown(self, state: str) -> bool:
@@ -69,7 +69,7 @@ class WriteLimit:
         return state == self._published and not self._failed
 
     def record_attempt(self, *, now_s: float) -> None:
-        self._left = min(self._left + (now_s - self._tried_s) / REFILL_S, MAX_BURST) - 1
+        self._left = min(self._left + (now_s - self._tried_s) / REFILL_INTERVAL_S, MAX_BURST) - 1
         self._tried_s = now_s
 
     def record_result(self, state: str | None) -> None:
@@ -96,7 +96,7 @@ class ShownState:
     def show(self, instance: Instance | None, state: str, sentence: str) -> None:
         """Write the state if a write is due. Call this from the event loop that runs the trigger."""
         now_s = time.monotonic()
-        self._note(state)
+        self._note_state(state)
         is_writing = self._writing is not None and not self._writing.done()
         if instance is None or is_writing or not self._limit.is_due(state, now_s=now_s):
             return
@@ -107,13 +107,13 @@ class ShownState:
         """Write the final state, after any write that is in progress, so that no earlier state replaces it."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
-        self._note(state)
+        self._note_state(state)
         if instance is not None and not self._limit.is_shown(state):
             await self._write(instance, state, sentence)
 
-    def _note(self, state: str) -> None:
+    def _note_state(self, state: str) -> None:
         if state != self._state:
-            self._state, self._since = state, utc(clock.now_ms())
+            self._state, self._since = state, format_utc(clock.now_ms())
 
     async def _write(self, instance: Instance, state: str, sentence: str) -> None:
         try:
@@ -128,7 +128,12 @@ class ShownState:
             self._has_warned = False
 
     async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
-        value = {"state": state, "since": self._since, "as_of": utc(clock.now_ms()), "says": sentence[:MAX_CHARACTERS]}
+        value = {
+            "state": state,
+            "since": self._since,
+            "as_of": format_utc(clock.now_ms()),
+            "says": sentence[:MAX_CHARACTERS],
+        }
         of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
-        await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=KEY, value=value, **of))
+        await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=XCOM_KEY, value=value, **of))

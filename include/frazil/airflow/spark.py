@@ -22,7 +22,7 @@ WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
 """Priority weights of tasks that wait for a slot in the pool: requested work comes before periodic work."""
 
 
-def in_spark_pool(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
+def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
     """Return the operator arguments that put a task into the pool, with the weight of its kind of work."""
     return {
         "pool": os.environ.get(POOL_VARIABLE) or "default_pool",
@@ -40,8 +40,8 @@ class SubmitOperator(SparkSubmitOperator):
 
     def execute(self, context: Any) -> None:
         """Submit the application, as a child of this task in OpenLineage."""
-        from frazil.airflow.lineage_parent import as_parent  # a DAG file that is parsed needs none
+        from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none
 
-        with as_parent(context, dict(self.conf or {})) as properties:
+        with submit_as_parent(context, dict(self.conf or {})) as properties:
             self.conf = properties
             super().execute(context)

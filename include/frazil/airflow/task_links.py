@@ -35,7 +35,7 @@ class TaskLink(BaseOperatorLink):
         from frazil.airflow.partitions.wait import CompletionOperator
         from frazil.airflow.spark import SubmitOperator
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask
-        from frazil.airflow.writers.hosted import HostedStreamOperator
+        from frazil.airflow.writers.hosted_operator import HostedStreamOperator
         from frazil.airflow.writers.operator import WriterOperator
 
         return [
@@ -56,7 +56,7 @@ class OperationsLink(TaskLink):
     name = "Operations page"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
-        return _on_page(_task_subject(operator, ti_key).path)
+        return _page_link(_task_subject(operator, ti_key).path)
 
 
 class DataDocsLink(TaskLink):
@@ -76,7 +76,7 @@ class ReleaseLink(TaskLink):
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         if not _is_partitions_dag(ti_key.dag_id):
             return ""
-        return _on_page(f"{_task_subject(operator, ti_key).path}?action=release")
+        return _page_link(f"{_task_subject(operator, ti_key).path}?action=release")
 
 
 LINKS = (OperationsLink(), DataDocsLink(), ReleaseLink())
@@ -86,7 +86,7 @@ def _is_partitions_dag(dag_id: str) -> bool:
     return dag_id.startswith(partitions_dag_id(""))
 
 
-def _on_page(path: str) -> str:
+def _page_link(path: str) -> str:
     return f"{page.base_url()}{page.PREFIX}/index.html#{path}"
 
 

@@ -29,15 +29,15 @@ from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import Launch, LaunchKind
-from frazil.host.writer_log import rotate_full
-from frazil.spec.last_valid import STREAMS, Found, find_declared
+from frazil.host.writer_log import rotate_full_log
+from frazil.spec.last_valid import STREAMS, DeclaredFile, find_declared
 from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import WriterAction
-from frazil.supervise.observed import Declared, Removed, Unreadable
-from frazil.supervise.supervised import Connections, Supervised, SupervisedStream, WriterProgram
-from frazil.supervise.supervisor import Step, Supervisor
+from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.supervised import FetchConnections, SupervisedProgram, SupervisedStream, WriterProgram
+from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class HostedState:
     catalog: str | None = None
     """The catalog of the stream's table, as last declared."""
     next_check_at_s: float = 0.0
-    pending_check: Future[Step | None] | None = None
+    pending_check: Future[SupervisionStep | None] | None = None
     last_logged: tuple[object, ...] = ()
     """What was last logged about the stream, so that it is not logged again."""
     last_commit_at_ms: int | None = None
@@ -74,10 +74,10 @@ class HostedState:
 class HostedStream(SupervisedStream):
     """A supervised stream whose writer runs in this process and needs no command or environment."""
 
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         return self._declaration.read()
 
-    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:  # noqa: ARG002
+    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:  # noqa: ARG002
         spec = self._valid_spec()
         return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
 
@@ -89,7 +89,7 @@ class HostedProgram:
     stream: str
     streams: DeclaredStreams
 
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         program = WriterProgram(self.stream, self.streams.folder, Path())
         return HostedStream(program, HostedDeclaration(self.stream, self.streams), clock=clock)
 
@@ -169,7 +169,7 @@ class WriterApplication:
                 one.pending_check = None
             if one.pending_check is None and now_s >= one.next_check_at_s and name in self.hosted:
                 one.next_check_at_s = now_s + every_s
-                one.pending_check = self._check_threads_for(one.catalog).submit(partial(self._step, name, one))
+                one.pending_check = self._check_threads_for(one.catalog).submit(partial(self._check_stream, name, one))
 
     def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
         if catalog not in self._check_threads:
@@ -183,14 +183,14 @@ class WriterApplication:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
-            return self._writer(found.spec, until_caught_up=until_caught_up)
+            return self._create_writer(found.spec, until_caught_up=until_caught_up)
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
         one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
         self.hosted[name] = one
         return one
 
-    def _writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
+    def _create_writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
         def record_commit(event: Event) -> None:
             if isinstance(event.what, BatchCommitted):
                 self.hosted[spec.name].last_commit_at_ms = event.at_ms
@@ -199,26 +199,26 @@ class WriterApplication:
         sinks = (record_commit, *self.sinks)
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
-    def _step(self, name: str, one: HostedState) -> Step | None:
+    def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
         """Check one stream and take the action that is due. Returns None while another process runs the stream."""
-        if (other := one.launcher.launch_elsewhere()) is not None:
-            self._wait_for(name, one, other)
+        if (other := one.launcher.find_launch_elsewhere()) is not None:
+            self._await_other_process(name, one, other)
             return None
         return one.supervisor.step()
 
-    def _wait_for(self, name: str, one: HostedState, other: Launch) -> None:
+    def _await_other_process(self, name: str, one: HostedState, other: Launch) -> None:
         """Handle the old writer of a stream that moved to this application.
 
         A supervised writer is asked to end. A foreground writer runs until its user stops it.
         """
         if other.kind is LaunchKind.SUPERVISED:
-            one.launcher.stop_elsewhere()
+            one.launcher.stop_writer_elsewhere()
         if one.last_logged != (other.id,):
             one.last_logged = (other.id,)
             sentence = "another process on this host still runs the writer (%s); it starts here when that process ends"
             log.info(f"%s: {sentence}", name, other.kind)
 
-    def _handle_result(self, name: str, one: HostedState, pending_check: Future[Step | None]) -> None:
+    def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
         """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
         try:
             step = pending_check.result()
@@ -272,7 +272,7 @@ class WriterApplication:
             heartbeat.write(open_exchange(folder))
             if time.monotonic() - self._log_checked_s >= LOG_CHECK_INTERVAL_S:
                 self._log_checked_s = time.monotonic()
-                rotate_full(folder)
+                rotate_full_log(folder)
         except OSError as error:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
@@ -310,22 +310,22 @@ class DeclaredStreams:
     application: str
     folder: Path
     clock: Callable[[], int]
-    declared: dict[str, Found[StreamSpec]] = field(default_factory=dict)
+    declared: dict[str, DeclaredFile[StreamSpec]] = field(default_factory=dict)
     """The application's streams by name, each with the last valid state of its file."""
 
     def refresh(self) -> None:
         """Read the declarations again."""
-        files: dict[str, list[Found[StreamSpec]]] = defaultdict(list)
+        files: dict[str, list[DeclaredFile[StreamSpec]]] = defaultdict(list)
         for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
             if one.spec is not None and not one.removed:
                 files[one.spec.name].append(one)
         self.declared = {
-            name: declarations[0] if len(declarations) == 1 else self._duplicate(name, declarations)
+            name: declarations[0] if len(declarations) == 1 else self._mark_duplicate(name, declarations)
             for name, declarations in files.items()
             if any(self._is_own(one) for one in declarations)
         }
 
-    def _duplicate(self, name: str, files: Sequence[Found[StreamSpec]]) -> Found[StreamSpec]:
+    def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
         """Return the declaration of a stream that several files declare, with a problem.
 
         Because of the problem, no writer starts; a running writer continues.
@@ -335,7 +335,7 @@ class DeclaredStreams:
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
-    def _is_own(self, one: Found[StreamSpec]) -> bool:
+    def _is_own(self, one: DeclaredFile[StreamSpec]) -> bool:
         return one.spec is not None and one.spec.application == self.application
 
 
@@ -347,12 +347,12 @@ class HostedDeclaration:
         self._stream, self._streams = stream, streams
         self._left_since_ms: int | None = None
 
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         found = self._streams.declared.get(self._stream)
         if found is None:
             self._left_since_ms = self._left_since_ms or self._streams.clock()
-            return Removed(self._left_since_ms)
+            return RemovedDeclaration(self._left_since_ms)
         self._left_since_ms, self.spec = None, found.spec
         if found.problem or found.spec is None:
-            return Unreadable(found.problem or f"{found.path} has never been valid")
-        return Declared(found.spec.fingerprint())
+            return UnreadableState(found.problem or f"{found.path} has never been valid")
+        return ValidDeclaration(found.spec.fingerprint())

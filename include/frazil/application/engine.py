@@ -14,7 +14,7 @@ from frazil.stream.stage_rows import StageRows
 CHECK_INTERVAL_S = 1.0
 
 
-class CancellingEngine(Engine, Protocol):
+class CancellableEngine(Engine, Protocol):
     """An engine that can cancel the tasks of one stream."""
 
     def cancel(self, stream: str) -> None:
@@ -27,11 +27,11 @@ class SharedEngine:
     A few threads run all batches, because each Python thread that calls Spark occupies a thread of the JVM.
     """
 
-    def __init__(self, engine: CancellingEngine, *, batches: int) -> None:
+    def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine
         self._jobs = DaemonThreads(batches, "batch")
         self._ready, self._over = threading.Event(), threading.Event()
-        self._watch = threading.Thread(target=self._check, name="engine", daemon=True)
+        self._watch = threading.Thread(target=self._watch_engine, name="engine", daemon=True)
         self.failed: Exception | None = None
         """The error that ended the engine; None while it works."""
 
@@ -76,7 +76,7 @@ class SharedEngine:
     def parallelism(self) -> int:
         return self._engine.parallelism
 
-    def _check(self) -> None:
+    def _watch_engine(self) -> None:
         """Check the engine once a second until it fails or is closed."""
         while True:
             try:

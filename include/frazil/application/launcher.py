@@ -14,11 +14,11 @@ from typing import Protocol
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
 from frazil.home import run_folder
-from frazil.host.endings import WITH_APPLICATION, record_exit
+from frazil.host.endings import ENDED_WITH_APPLICATION, record_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class HostedLauncher(Launcher):
                 launched_at_ms=clock.now_ms(),
                 spec_fingerprint=request.spec_fingerprint,
                 generation=request.generation,
-                writer=mark(os.getpid()),
+                writer=identify_process(os.getpid()),
                 application=self._application,
                 streams=(self._stream,),
             )
@@ -101,13 +101,13 @@ class HostedLauncher(Launcher):
             return observation
         return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
-    def launch_elsewhere(self) -> Launch | None:
+    def find_launch_elsewhere(self) -> Launch | None:
         """Return the launch of this stream's writer in another process on this host; None if none runs."""
         observation = self._outside.observe()
         is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
         return observation.launch if is_other and observation.process.is_alive else None
 
-    def stop_elsewhere(self) -> None:
+    def stop_writer_elsewhere(self) -> None:
         """Ask the stream's writer in a separate process to end, because the stream moved to this application."""
         self._outside.stop(force=False)
 
@@ -152,7 +152,7 @@ class HostedLauncher(Launcher):
                 code=code,
                 ended_at_ms=clock.now_ms(),
                 error=error,
-                stopped_for=WITH_APPLICATION if self._ends_with_application else None,
+                stopped_for=ENDED_WITH_APPLICATION if self._ends_with_application else None,
             )
         except OSError as failure:
             log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)

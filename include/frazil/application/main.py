@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("frazil")
 
-BATCHES_PER_CORE = 2
+MAX_BATCHES_PER_CORE = 2
 """Maximum number of concurrent batches per core. While some wait for the catalog or the storage, others use the
 cores.
 """
@@ -58,15 +58,15 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     engine.start()
     from frazil.application.application import WriterApplication  # see the module
     from frazil.application.engine import SharedEngine
-    from frazil.stream.hosting import MAX_POLLING_S, Foldings, Heartbeats, Hosting, KafkaClients, Slots
+    from frazil.stream.hosting import MAX_POLLING_S, FoldingThread, Heartbeats, Hosting, KafkaClients, Slots
     from frazil.table.catalogs import share_connections
     from frazil.telemetry.telemetry import Telemetry
 
     share_connections()
-    batches = BATCHES_PER_CORE * application.resources.cores
+    batches = MAX_BATCHES_PER_CORE * application.resources.cores
     with (
         Heartbeats() as heartbeats,
-        Foldings() as foldings,
+        FoldingThread() as foldings,
         Telemetry.from_environment(name) as telemetry,
         SharedEngine(engine, batches=batches) as shared,
     ):

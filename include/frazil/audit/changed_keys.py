@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from frazil.ingest.no_rows import no_rows
+from frazil.ingest.empty_tables import empty_table
 from frazil.merge.changes import TOPIC
-from frazil.merge.contract import Counts, MergeResult, MergeTask
-from frazil.merge.table_files import Reader, arrow_schema
+from frazil.merge.contract import MergeCounts, MergeResult, MergeTask
+from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
 
-MAX_KEYS = 10
+MAX_LISTED_KEYS = 10
 """Maximum number of keys in each list of `ChangedKeys`."""
 
 Key = Mapping[str, Any]
@@ -39,9 +39,9 @@ class ChangedKeys:
     """Number of deleted keys whose rows are of topics that were not read. The lists do not include these keys."""
 
 
-def changed_keys(  # noqa: PLR0913 - each source is an argument
+def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     done: Iterable[tuple[MergeTask, MergeResult]],
-    reader: Reader,
+    reader: TableFileReader,
     schema: Schema,
     key: Sequence[str],
     topics: Collection[str],
@@ -55,8 +55,8 @@ def changed_keys(  # noqa: PLR0913 - each source is an argument
     """
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
-    counts, none = Counts(), no_rows(arrow_schema(keys))
-    written, removed = [none], [no_rows(arrow_schema(with_topic))]
+    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(keys))
+    written, removed = [none], [empty_table(nullable_arrow_schema(with_topic))]
     for task, result in done:
         counts += result.counts
         written += [reader.read_rows(file.path, keys) for file in result.files if file.content == "data"]
@@ -84,7 +84,7 @@ def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bo
     return rows.filter(pc.invert(own))
 
 
-def _removed_rows(task: MergeTask, result: MergeResult, reader: Reader, keys: Schema) -> Iterable[pa.Table]:
+def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader, keys: Schema) -> Iterable[pa.Table]:
     """Yield the keys of the rows that a task of the merge removed from its files."""
     by_path = {file.path: file for file in task.files}
     for path in result.replaced:
@@ -108,7 +108,7 @@ def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...
     """Return the first keys, in order. Empty if the number of rows is not `count`."""
     if rows.num_rows != count:
         return ()
-    ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_KEYS)
+    ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_LISTED_KEYS)
     return tuple(
         {name: value.hex() if isinstance(value, bytes) else value for name, value in key.items()}
         for key in ordered.select(schema.names).cast(schema).to_pylist()

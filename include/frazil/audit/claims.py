@@ -11,7 +11,7 @@ from itertools import chain
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import ByTopicId, CommittedRange, accepted_loss, claimed_offsets
+from frazil.audit.ranges import ByTopicId, CommittedRange, claimed_offsets, find_accepted_loss
 from frazil.commit.backfill_records import (
     BackfillRecord,
     chunk_topic_ids,
@@ -25,7 +25,7 @@ from frazil.commit.marker import BatchKey, Fate, Marker
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
-CLOCK_SLACK_MS = 3_600_000
+MAX_CLOCK_STEP_MS = 3_600_000
 """Maximum time by which a writer's clock may have stepped back."""
 
 
@@ -71,7 +71,7 @@ class Claims:
         }
 
 
-def claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
+def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read the commit records of all committed batches, and the records of published backfills."""
     records = journals.records(table_uuid=metadata.table_uuid)
     live = [record for record in records if _is_committed(record.key, marker)]
@@ -100,19 +100,19 @@ def _missing_record_paths(
 def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period | None) -> Claims:
     """Read the claims of a period, or of all time if it is None."""
     if window is None:
-        return claims(journals, marker, metadata)
-    return window_claims(journals, marker, metadata, window)
+        return load_all_claims(journals, marker, metadata)
+    return load_window_claims(journals, marker, metadata, window)
 
 
-def window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
+def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
     """Read the commit records of a period, and few other records.
 
     The time of a batch is that of its snapshot. Its journal may be older, if it had to wait for its writer's return. So
     consecutive periods cover every batch once.
 
     If snapshots of the period have expired, records are searched by the time at which they were written, back to
-    `CLOCK_SLACK_MS` before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots for
-    the audit of their hour.
+    `MAX_CLOCK_STEP_MS` before the period. Backfills and skipped ranges have no such time: expiry keeps their snapshots
+    for the audit of their hour.
     """
     batches: list[Journal] = []
     gone: list[str] = []
@@ -139,7 +139,7 @@ def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims
     """Return the batches, except those that a rollback removed and whose loss an operator accepted."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
-        tp: accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
+        tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
         for tp, spans in marker.given_up.items()
     }
 
@@ -171,7 +171,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
             continue
         if record.created_at_ms in window:
             yield record
-        elif record.created_at_ms < window.from_ms - CLOCK_SLACK_MS:
+        elif record.created_at_ms < window.from_ms - MAX_CLOCK_STEP_MS:
             return
 
 

@@ -16,40 +16,43 @@ from pyroaring import BitMap64
 
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, Group, accepted_loss, claimed_offsets, merged_ranges
+from frazil.audit.ranges import CommittedRange, Group, claimed_offsets, find_accepted_loss, merge_ranges
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
-MAX_SPANS_SHOWN = 5
-OF_FORMER_TOPIC = "of a former topic of this name and cannot be compared with Kafka"
+MAX_LISTED_SPANS = 5
+FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
 """Ends the sentence of a finding about records of an earlier topic with the same name."""
 
 
-def compare(evidence: Evidence) -> tuple[Finding, ...]:
+def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about all errors, and about everything that could not be checked."""
     found = [
-        *_duplicates(evidence),
-        *_rows_and_dead_letters(evidence),
-        *_missing_records(evidence),
-        *_dropped_records(evidence),
-        *_truncated_log(evidence),
-        *_unclaimed(evidence),
-        *_count_differences(evidence, _row_claims(evidence)),
-        *_count_differences(evidence, _dead_letter_claims(evidence)),
-        *_not_compared(evidence),
-        *_limits(evidence),
+        *_report_duplicates(evidence),
+        *_report_rows_with_dead_letters(evidence),
+        *_report_missing_records(evidence),
+        *_report_dropped_records(evidence),
+        *_report_truncated_log(evidence),
+        *_report_unclaimed_rows(evidence),
+        *_report_count_differences(evidence, _row_claims(evidence)),
+        *_report_count_differences(evidence, _dead_letter_claims(evidence)),
+        *_report_not_compared(evidence),
+        *_report_limits(evidence),
     ]
     return tuple(f for f in found if f.count)
 
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about duplicate and miscounted dead letters."""
-    found = [*_duplicate_dead_letters(evidence), *_count_differences(evidence, _dead_letter_claims(evidence))]
+    found = [
+        *_report_duplicate_dead_letters(evidence),
+        *_report_count_differences(evidence, _dead_letter_claims(evidence)),
+    ]
     return tuple(f for f in found if f.count)
 
 
-def missing(evidence: Evidence) -> BitMap64:
+def find_missing_offsets(evidence: Evidence) -> BitMap64:
     """Return the offsets that Kafka has and a commit claims, but that neither table has.
 
     Skips records that the current transform drops. Also skips records that an earlier transform may have dropped: all
@@ -72,7 +75,7 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
     return (evidence.kafka.offsets & claimed) - evidence.seen - covered_offsets(evidence.given_up)
 
 
-def duplicates(evidence: Evidence) -> int:
+def count_duplicates(evidence: Evidence) -> int:
     """Return the number of surplus rows. At one offset, each topic that had the same name may have one row."""
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
@@ -92,78 +95,84 @@ def _permitted_copies(e: Evidence) -> list[BitMap64]:
     return [offsets for offsets in layers[1:] if offsets]
 
 
-def _duplicates(e: Evidence) -> Iterable[Finding]:
-    again, count = _permitted_copies(e), duplicates(e)
+def _report_duplicates(e: Evidence) -> Iterable[Finding]:
+    again, count = _permitted_copies(e), count_duplicates(e)
     named = e.rows.repeated - again[0] if again else e.rows.repeated
     unnamed = f"{', or ' if named else ''}at offsets that several topics of this name had"
-    where = at_offsets(named) + (unnamed if again and count > len(named) else "")
-    yield _surplus_rows(e, e.tables, count, where)
-    yield from _duplicate_dead_letters(e)
+    where = format_at_offsets(named) + (unnamed if again and count > len(named) else "")
+    yield _report_surplus_rows(e, e.tables, count, where)
+    yield from _report_duplicate_dead_letters(e)
 
 
-def _duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
+def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
     named = e.dead_letters.repeated - covered_offsets(e.rewritten)
-    yield _surplus_rows(
-        e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, at_offsets(named)
+    yield _report_surplus_rows(
+        e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, format_at_offsets(named)
     )
 
 
-def _surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
+def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
     """Report surplus rows. `where` must name only offsets of surplus rows, because operators delete rows there."""
-    return _finding(e, FindingKind.DUPLICATES, count, f"{counted(count, 'row')} too many in {table}, {where}")
+    return _make_finding(e, FindingKind.DUPLICATES, count, f"{format_count(count, 'row')} too many in {table}, {where}")
 
 
-def ambiguous_offsets(e: Evidence) -> BitMap64:
+def find_ambiguous_offsets(e: Evidence) -> BitMap64:
     """Return the offsets that may also belong to a record of an earlier topic or of a log before its truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.elsewhere) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
 
-def _rows_and_dead_letters(e: Evidence) -> Iterable[Finding]:
-    both = (e.rows.seen & e.dead_letters.seen) - ambiguous_offsets(e)
-    sentence = f"{counted(len(both), 'offset', 'is|are')} in the table and in the dead-letter table, {at_offsets(both)}"
-    yield _finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
+def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
+    both = (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
+    sentence = (
+        f"{format_count(len(both), 'offset', 'is|are')} in the table and in the dead-letter table, "
+        f"{format_at_offsets(both)}"
+    )
+    yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
-def _missing_records(e: Evidence) -> Iterable[Finding]:
-    lost = missing(e)
-    sentence = f"{counted(len(lost), 'committed record', 'is|are')} in Kafka but in no table, {at_offsets(lost)}"
-    yield _finding(e, FindingKind.MISSING, len(lost), sentence)
+def _report_missing_records(e: Evidence) -> Iterable[Finding]:
+    lost = find_missing_offsets(e)
+    sentence = (
+        f"{format_count(len(lost), 'committed record', 'is|are')} in Kafka but in no table, {format_at_offsets(lost)}"
+    )
+    yield _make_finding(e, FindingKind.MISSING, len(lost), sentence)
 
 
-def _dropped_records(e: Evidence) -> Iterable[Finding]:
+def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     """Compare the number of dropped records in the commit records with the records in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen
     more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
-    wrong = sum(max(0, n) for n in more) if counted_once(e) else 0
-    sentence = f"a table has {counted(wrong, 'record')} that the commit records count as dropped by the transform"
-    yield _finding(e, FindingKind.MISCOUNTED, wrong, sentence)
+    wrong = sum(max(0, n) for n in more) if is_counted_once(e) else 0
+    sentence = f"a table has {format_count(wrong, 'record')} that the commit records count as dropped by the transform"
+    yield _make_finding(e, FindingKind.MISCOUNTED, wrong, sentence)
     if e.kafka is None:
         return
-    others = _offsets_in_no_table(e) - e.kafka.dropped - missing(e)
-    yield _finding(
+    others = _offsets_in_no_table(e) - e.kafka.dropped - find_missing_offsets(e)
+    yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
-        f"{counted(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform that "
+        f"{format_count(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform "
+        "that "
         f"is declared now does not drop them: {_format_offsets(others)}",
     )  # fmt: skip
 
 
-def _truncated_log(e: Evidence) -> Iterable[Finding]:
+def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.cut is None:
         return
     cut = e.kafka.cut
     others = len(e.kafka.offsets & offset_bitmap(cut, e.marker) - covered_offsets(e.rewritten))
-    yield _finding(
+    yield _make_finding(
         e, FindingKind.LOG_CUT, max(others, 1),
         f"Kafka's log was truncated at offset {cut:,}, below the committed offset. From there on, the table's rows "
-        f"have no record in Kafka, and {counted(others, 'newer record', 'is|are')} in no table. To continue from "
+        f"have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue from "
         "there, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 
 
-def _unclaimed(e: Evidence) -> Iterable[Finding]:
+def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
     """Report rows that no commit record claims: at or after the marker, or between committed ranges.
 
     Rows before the first commit record are reported only as not compared.
@@ -171,12 +180,12 @@ def _unclaimed(e: Evidence) -> Iterable[Finding]:
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
-    sentence = f"{counted(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
-    yield _finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
+    sentence = f"{format_count(len(before), 'row', 'is|are')} before the first commit record, at offset {begin:,}"
+    yield _make_finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
     unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
-    rows = counted(len(unclaimed), "row")
-    sentence = f"no commit covers {rows} {at_offsets(unclaimed)}; the stream's position is {e.marker:,}"
-    yield _finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
+    rows = format_count(len(unclaimed), "row")
+    sentence = f"no commit covers {rows} {format_at_offsets(unclaimed)}; the stream's position is {e.marker:,}"
+    yield _make_finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +231,7 @@ def _row_claims(e: Evidence) -> _TableClaims:
         return min(r.end - r.start, r.records + e.replayed_of(r))
 
     return _TableClaims(
-        "row", e.rows, claimed, e.groups, missing(e), covered_offsets(e.rewritten), _accepted_offsets(e)
+        "row", e.rows, claimed, e.groups, find_missing_offsets(e), covered_offsets(e.rewritten), _accepted_offsets(e)
     )
 
 
@@ -240,7 +249,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
     return covered_offsets(e.given_up) - e.seen
 
 
-def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
+def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     """Report where a table's number of records differs from the commit records. Skips records already reported as
     missing.
     """
@@ -250,34 +259,34 @@ def _count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
-            lost = group.lowest(_records) - len(accounted & group.offsets)
+            lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
             missing_ = max(missing_, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing_ = 0
         fewer, more = fewer + missing_, more + surplus
         first = first or (group if missing_ or surplus else None)
     if first is not None:
-        fewer_words = [f"is missing {counted(fewer, witness.name)} that the commit records count"] if fewer else []
-        has = [f"has {counted(more, witness.name)} that no commit record counts"] if more else []
+        fewer_words = [f"is missing {format_count(fewer, witness.name)} that the commit records count"] if fewer else []
+        has = [f"has {format_count(more, witness.name)} that no commit record counts"] if more else []
         span = first.audited[0].start, max(r.end for r in first.audited)
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
         sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
-        yield _finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
+        yield _make_finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
 
 
-def _records(r: CommittedRange) -> int:
+def _claimed_records(r: CommittedRange) -> int:
     """Return the number of rows and dead letters that a range claims."""
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _highest(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
+def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
     """Return the maximum possible number of records in a group, without those of the topic with the id `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
 
 
 def _accounted_offsets(e: Evidence) -> BitMap64:
     """Return the offsets that are in a table, or whose absence was already reported or accepted."""
-    return e.seen | missing(e) | _accepted_offsets(e)
+    return e.seen | find_missing_offsets(e) | _accepted_offsets(e)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:
@@ -306,41 +315,43 @@ def compare_repeats(
     """
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    records = sum(_highest(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
-    if not counts_rows(evidence, repeats):
+    records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
+    if not can_count_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
         sentence = (
-            f"{counted(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The number of "
+            f"{format_count(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The "
+            "number of "
             "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
             "snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
     sentence = (
-        f"the table has {counted(rows, 'row')} of {counted(records, 'committed record')}; {repeats or 0:,} of them "
-        f"were dropped as repeats: {counted(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
+        f"the table has {format_count(rows, 'row')} of {format_count(records, 'committed record')}; {repeats or 0:,} "
+        "of them "
+        f"were dropped as repeats: {format_count(abs(off), 'row', 'is|are')} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
 
-def counts_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
+def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
     """Return whether commit records alone determine the number of rows of a stream with dedupe."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.whole for r in e.ranges)  # of other periods
-    return repeats is not None and not replays and all(map(counted_once, evidence))
+    return repeats is not None and not replays and all(map(is_counted_once, evidence))
 
 
 def _without_accepted(e: Evidence) -> Evidence:
     """Return the evidence without ranges whose loss an operator accepted."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
-    lost = accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
+    lost = find_accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
         return e
     return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
 
 
-def _not_compared(e: Evidence) -> Iterable[Finding]:
+def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     """Report overlapping ranges whose number of records is only known to be between a minimum and a maximum."""
     if e.drops_repeats:
         return
@@ -350,57 +361,60 @@ def _not_compared(e: Evidence) -> Iterable[Finding]:
             continue
         begin = group.audited[0].start
         by_kafka = {e.topic_id} if e.kafka is not None and e.kafka.first <= begin else set[str]()
-        bounds = group.bounds(_records)
+        bounds = group.bounds(_claimed_records)
         if _is_exact(e, group):
             ((topic_id, (lowest, highest)),) = bounds.items()
-            bounds = {topic_id: (min(max(lowest, group.lowest(_records)) - _hidden_rows(e, group), highest), highest)}
+            bounds = {
+                topic_id: (min(max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group), highest), highest)
+            }
         slack = sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
         first = begin if slack and first is None else first
         open_ += slack
-    yield _finding(
+    yield _make_finding(
         e, FindingKind.NOT_COMPARED, open_,
-        f"up to {counted(open_, 'record')} of offsets that were committed more than once cannot be counted, from "
+        f"up to {format_count(open_, 'record')} of offsets that were committed more than once cannot be counted, from "
         f"offset {first or 0:,} on; `--source` compares those that Kafka still has",
     )  # fmt: skip
 
 
-def _limits(e: Evidence) -> Iterable[Finding]:
+def _report_limits(e: Evidence) -> Iterable[Finding]:
     """Report offsets that could not be checked, and offsets that were intentionally skipped."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.whole:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
-        read = [*merged_ranges(current), (e.marker, e.marker)] if current else []
+        read = [*merge_ranges(current), (e.marker, e.marker)] if current else []
         seen = e.seen
         accepted = (span for span in e.given_up if not seen & offset_bitmap(*span))
         holes = covered_offsets([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
-        skipped = counted(len(holes), "offset", "was|were")
+        skipped = format_count(len(holes), "offset", "was|were")
         sentence = f"{skipped} skipped, by a reset or by source.on-gap: {_format_offsets(holes)}"
-        yield _finding(e, FindingKind.SKIPPED, len(holes), sentence)
+        yield _make_finding(e, FindingKind.SKIPPED, len(holes), sentence)
     again = covered_offsets(e.rewritten)
-    yield _finding(
+    yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
-        f"{counted(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was truncated "
+        f"{format_count(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was "
+        "truncated "
         f"or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(_highest(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
-        sentence = f"{counted(former, 'row', 'is|are')} {OF_FORMER_TOPIC}"
-        yield _finding(e, FindingKind.NOT_COMPARED, former, sentence)
+        former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)
+        sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}"
+        yield _make_finding(e, FindingKind.NOT_COMPARED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))
-        yield _finding(e, FindingKind.UNCHECKED, gone, checked_by_commit_records(gone, e.kafka.first))
+        yield _make_finding(e, FindingKind.UNCHECKED, gone, describe_deleted_offsets(gone, e.kafka.first))
 
 
-def checked_by_commit_records(committed: int, first: int) -> str:
+def describe_deleted_offsets(committed: int, first: int) -> str:
     """Return a sentence about committed offsets that Kafka no longer has. Commit records count each of their rows."""
-    checked = counted(committed, "committed offset", "was|were")
+    checked = format_count(committed, "committed offset", "was|were")
     return f"Kafka no longer has offsets before {first:,}: {checked} checked against commit records only"
 
 
-def _finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
+def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> Finding:
     return Finding(kind, count, sentence, e.where)
 
 
-def counted_once(e: Evidence) -> bool:
+def is_counted_once(e: Evidence) -> bool:
     """Return whether each audited offset was committed once and belongs to one record, so that counting rows
     suffices.
     """
@@ -408,15 +422,15 @@ def counted_once(e: Evidence) -> bool:
     return once and not covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges)
 
 
-def at_offsets(offsets: BitMap64) -> str:
+def format_at_offsets(offsets: BitMap64) -> str:
     """Return text such as `at offset 5` or `at offsets 5, 7 to 9`; empty without offsets."""
     return f"at offset{'' if len(offsets) == 1 else 's'} {_format_offsets(offsets)}" if offsets else ""
 
 
 def _format_offsets(offsets: BitMap64) -> str:
-    spans = list(first_spans(offsets, limit=MAX_SPANS_SHOWN + 1))
-    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans[:MAX_SPANS_SHOWN]]
-    return ", ".join(shown) + (", …" if len(spans) > MAX_SPANS_SHOWN else "")
+    spans = list(first_spans(offsets, limit=MAX_LISTED_SPANS + 1))
+    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans[:MAX_LISTED_SPANS]]
+    return ", ".join(shown) + (", …" if len(spans) > MAX_LISTED_SPANS else "")
 
 
 def compare_counts(  # noqa: PLR0913 - each number is an argument
@@ -441,11 +455,11 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     is_equal = rows == claimed + adopted
     if others := other_streams or (0 if is_equal else forgotten):
         sentence = (
-            f"{counted(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
+            f"{format_count(others, 'other stream')} wrote to the table: its rows cannot be counted against this one's"
         )
         found.append(Finding(FindingKind.NOT_COMPARED, others, sentence, stream))
     elif not is_equal:
         before = f", in addition to {adopted:,} that were adopted" if adopted else ""
-        sentence = f"the table has {counted(rows, 'row')}, but the commit records count {claimed:,}{before}"
+        sentence = f"the table has {format_count(rows, 'row')}, but the commit records count {claimed:,}{before}"
         found.append(Finding(FindingKind.MISCOUNTED, abs(rows - claimed - adopted), sentence, stream))
     return tuple(found)

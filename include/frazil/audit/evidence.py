@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.ranges import ByTopicId, CommittedRange, Group, by_topic_id, groups
+from frazil.audit.ranges import ByTopicId, CommittedRange, Group, group_by_topic_id, group_ranges
 from frazil.commit.marker import Marker
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies
 
 
 @dataclass(frozen=True, slots=True)
-class InKafka:
+class RemainingOffsets:
     """The offsets from `first` up to the marker that Kafka still has, read with `read_committed`."""
 
     first: int
@@ -38,10 +38,10 @@ class Evidence:
     ranges: tuple[CommittedRange, ...]
     rows: OffsetTally
     dead_letters: OffsetTally
-    kafka: InKafka | None = None
+    kafka: RemainingOffsets | None = None
     """Kafka's offsets; None if the audit does not compare with Kafka."""
     whole: bool = True
-    """False if `ranges`, `rows` and `dead_letters` cover only a period."""
+    """False if `ranges`, `rows` and `count_dead_letters` cover only a period."""
     elsewhere: tuple[CommittedRange, ...] = ()
     """Ranges committed outside the audited period, if they were read. They may explain differences."""
     rewritten: tuple[Span, ...] = ()
@@ -57,11 +57,11 @@ class Evidence:
     drops_repeats: bool = False
     """Whether the table may have fewer rows than the commit records count, because the stream drops repeats."""
     former_dead_letters: int = 0
-    """Number of dead letters of earlier topics with the same name. They are not in `dead_letters`."""
+    """Number of dead letters of earlier topics with the same name. They are not in `count_dead_letters`."""
     groups: list[Group] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", groups(self.ranges, self.elsewhere))
+        object.__setattr__(self, "groups", group_ranges(self.ranges, self.elsewhere))
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -79,7 +79,7 @@ class Evidence:
     @property
     def generations(self) -> dict[str, list[CommittedRange]]:
         """All known ranges, audited or not, by topic id."""
-        return by_topic_id((*self.ranges, *self.elsewhere))
+        return group_by_topic_id((*self.ranges, *self.elsewhere))
 
     def replayed_of(self, r: CommittedRange) -> int:
         """Return the number of a range's dead letters that have become rows."""
@@ -89,16 +89,16 @@ class Evidence:
     def dead_letter_groups(self) -> list[Group]:
         """Groups of the current topic's ranges; dead letters of earlier topics have other offsets."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.elsewhere))
-        return groups(*current)
+        return group_ranges(*current)
 
 
-def gather(  # noqa: PLR0913 - each kind of evidence is an argument
+def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     marker: Marker,
     claimed: Claims,
     *,
     rows: Tallies,
     dead_letters: Tallies,
-    kafka: Mapping[TopicPartition, InKafka],
+    kafka: Mapping[TopicPartition, RemainingOffsets],
     whole: bool = True,
     drops_repeats: bool = False,
     tables: str = "the table",

@@ -63,7 +63,7 @@ class Group:
 
     @property
     def generations(self) -> Mapping[str, list[CommittedRange]]:
-        return by_topic_id((*self.audited, *self.others))
+        return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
         """Return the minimum and maximum number of records within `offsets`, by topic id.
@@ -92,7 +92,7 @@ class Group:
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
-def groups(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
+def group_ranges(audited: Iterable[CommittedRange], others: Iterable[CommittedRange] = ()) -> list[Group]:
     """Group each audited range with every range that overlaps it, in order of offsets. Empty ranges are skipped."""
     grouped: list[tuple[list[CommittedRange], list[CommittedRange]]] = []
     reach = -1
@@ -134,24 +134,24 @@ def _min_weight_ending_at(covers: Iterable[tuple[int, int]], reach: int) -> int:
     return min((weight for weight, end in covers if end == reach), default=0)
 
 
-def by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
+def group_by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[CommittedRange]]:
     by_id: dict[str, list[CommittedRange]] = defaultdict(list)
     for r in ranges:
         by_id[r.topic_id].append(r)
     return dict(by_id)
 
 
-def merged_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
+def merge_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
     """Return the ranges as spans, in order. Ranges that touch or overlap are merged; empty ranges are skipped."""
     return join_spans((r.start, r.end) for r in ranges)
 
 
 def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
     """Return the offsets that are in any of the ranges."""
-    return covered_offsets(merged_ranges(ranges))
+    return covered_offsets(merge_ranges(ranges))
 
 
-def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
+def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
     """Return the offsets that are in more than one of the ranges."""
     overlaps, reach = list[Span](), 0
     for r in sorted(ranges):
@@ -160,10 +160,10 @@ def claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
     return covered_offsets(span for span in overlaps if span[0] < span[1])
 
 
-def accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
+def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
     """Return the offsets of the current topic whose loss an operator accepted, unless they were committed again.
 
     `epoch` is that of the first reset that accepted a loss.
     """
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
-    return covered_offsets(given_up) - (claimed_again(ranges) & since)
+    return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)

@@ -17,40 +17,40 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.audit.changed_keys import ChangedKeys, Key, changed_keys
-from frazil.audit.claims import Claims, claims, load_claims
-from frazil.audit.compare import OF_FORMER_TOPIC, at_offsets, checked_by_commit_records, counts_rows
-from frazil.audit.evidence import gather
+from frazil.audit.changed_keys import ChangedKeys, Key, find_changed_keys
+from frazil.audit.claims import Claims, load_all_claims, load_claims
+from frazil.audit.compare import FORMER_TOPIC_PREDICATE, can_count_rows, describe_deleted_offsets, format_at_offsets
+from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
+from frazil.audit.kafka_source import find_truncated_logs, why_not_comparable
 from frazil.audit.ranges import (
     CommittedRange,
-    accepted_loss,
-    by_topic_id,
-    claimed_again,
     claimed_offsets,
-    merged_ranges,
+    find_accepted_loss,
+    group_by_topic_id,
+    merge_ranges,
+    offsets_claimed_again,
 )
-from frazil.audit.replay import Replay, Sinks, scratch_folder
-from frazil.audit.run import audit_changes, require_marker, standing_findings
-from frazil.audit.source import find_truncated_logs, why_not_comparable
+from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
+from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
 from frazil.commit.adoption import other_streams
 from frazil.commit.history import Period, deleted_by_others
 from frazil.commit.marker import Marker
-from frazil.commit.mode import MERGING_MODES, merge_rules
-from frazil.commit.opened import open_kafka
+from frazil.commit.merging_modes import MERGING_MODES, merge_rules
+from frazil.commit.open_streams import open_kafka
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile, Target
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask
-from frazil.merge.table_files import Reader
-from frazil.merge.task import merge
-from frazil.offsets.spans import TopicPartition, offset_bitmap, offset_runs
+from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask
+from frazil.merge.table_files import TableFileReader
+from frazil.merge.task import run_merge_task
+from frazil.offsets.spans import TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.file_bounds import COORDINATES
 from frazil.table.landed_offsets import split_by_partition
 
-_MergeDone = tuple[MergeTask, MergeResult]
+_CompletedTask = tuple[MergeTask, MergeResult]
 LATE_AFTER_DELETE = (
     ". A change that is older than the delete but came in a later batch may have restored the row, because the table "
     "does not "
@@ -72,10 +72,10 @@ def audit_upserts(
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed))
     changes = sum(partition.rows for partition in partitions)
-    standing = standing_findings(table, marker, claimed, window, signals=spec.window is not None)
-    findings = (*standing, *of_commits, *_read_again(claimed))
+    standing = find_metadata_problems(table, marker, claimed, window, signals=spec.window is not None)
+    findings = (*standing, *of_commits, *_report_offsets_read_again(claimed))
     if with_source:
-        findings = (*findings, *_compare(spec, tables, table, marker, claimed, window=window))
+        findings = (*findings, *_compare_with_kafka(spec, tables, table, marker, claimed, window=window))
     elif changes:
         findings = (*findings, _values_not_compared(changes, rows, spec.name))
     return Audit(spec.name, partitions, findings, claimed.batches, window, by_key=True)
@@ -84,12 +84,13 @@ def audit_upserts(
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
     """Report that no values were compared. `rows` is the number of rows of these changes; None if not counted."""
     sentence = (
-        f"{counted(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
+        f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
     )
     if rows is not None and rows < changes:
         sentence += (
-            f". {counted(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later changes "
+            f". {format_count(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later "
+            "changes "
             "replaced them"
         )
     return Finding(FindingKind.NOT_COMPARED, changes, sentence, stream)
@@ -100,9 +101,9 @@ def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Perio
     `audit_stream`.
     """
     table, marker, claimed = _load_claims(tables, window)
-    evidence = gather(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
-    by_records = marker.routed is None and counts_rows(evidence, claimed.repeats)
-    yield from _compare(spec, tables, table, marker, claimed, window=window, by_records=by_records)
+    evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
+    by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
+    yield from _compare_with_kafka(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 
 
 def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
@@ -116,24 +117,27 @@ def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), {})
-        spans = ((replayed[i], span) for i, r in by_topic_id(of).items() if i in replayed for span in merged_ranges(r))
+        spans = (
+            (replayed[i], span) for i, r in group_by_topic_id(of).items() if i in replayed for span in merge_ranges(r)
+        )
         merged = min(rejected, sum(offsets.range_cardinality(*span) for offsets, span in spans))
         changes = sum(r.records for r in of) + merged
         yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
 
-def _read_again(claimed: Claims) -> Iterator[Finding]:
+def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     """Report the offsets that were committed more than once, and are therefore counted more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
-        if again := sum(len(claimed_again(ranges)) for ranges in by_topic_id(of).values()):
+        if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{counted(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and dead "
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes "
+                "and dead "
                 "letters count each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
-def _compare(  # noqa: PLR0913 - each source is an argument
+def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     spec: StreamSpec,
     tables: StreamTables,
     table: Table,
@@ -150,7 +154,8 @@ def _compare(  # noqa: PLR0913 - each source is an argument
     """
     if marker.routed is not None and spec.route is None:
         sentence = (
-            f"{counted(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some records "
+            f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
+            "records "
             "may belong to other tables. To compare them with Kafka's records, declare the route again"
         )
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
@@ -158,11 +163,12 @@ def _compare(  # noqa: PLR0913 - each source is an argument
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
-        sentence = f"{counted(former, 'offset', 'is|are')} {OF_FORMER_TOPIC}"
+        sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
         yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
-            f"the stream was moved back, and {counted(again, 'offset', 'is|are')} yet to be read again: their records "
+            f"the stream was moved back, and {format_count(again, 'offset', 'is|are')} yet to be read again: their "
+            "records "
             "were not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
@@ -185,18 +191,20 @@ def _compare(  # noqa: PLR0913 - each source is an argument
             "that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
         )
         yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
-    every = claimed if window is None else claims(tables.journals, marker, table.metadata)
+    every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
     read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
-    yield from _missing_in_kafka(spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records)
+    yield from _report_missing_in_kafka(
+        spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records
+    )
     spans = {
-        tp: [*offset_runs(offsets & offset_bitmap(begin, end), (begin, end))]
+        tp: [*iter_runs(offsets & offset_bitmap(begin, end), (begin, end))]
         for tp, offsets in sorted(read.items())
         for begin, end in [(first.get(tp, 0), max(first.get(tp, 0), ends[tp].stable))]
     }
     if any(spans.values()):
-        sinks = Sinks.load(spec, tables, table, marker)
+        sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _differences(Replay(spec, tables, sinks, topics.identity.topic_ids, spans, [*why_not]))
+        yield from _report_differences(SourceRecords(spec, tables, sinks, topics.identity.topic_ids, spans, [*why_not]))
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
@@ -206,12 +214,12 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
     skipped, and those whose loss an operator accepted, are not.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
-    lost = accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
+    lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
     return (up_to_marker if every.gone else up_to_marker & claimed_offsets(ranges)) - lost
 
 
-def _missing_in_kafka(
+def _report_missing_in_kafka(
     stream: str,
     read: Mapping[TopicPartition, tuple[Sequence[CommittedRange], BitMap64]],
     first: Mapping[TopicPartition, int],
@@ -223,23 +231,24 @@ def _missing_in_kafka(
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
         if before and by_records:
-            sentence = checked_by_commit_records(len(before), first[tp])
+            sentence = describe_deleted_offsets(len(before), first[tp])
             yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
         gone += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
     if gone and not by_records:
         sentence = (
-            f"{counted(gone, 'committed record', 'was|were')} not compared, because Kafka no longer has the records"
+            f"{format_count(gone, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
+            "records"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
 
 
-def _differences(replay: Replay) -> Iterator[Finding]:
+def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     """Stage the records again, and report how merging them would change each table."""
     stream = replay.spec.name
     with scratch_folder(stream) as folder:
         results, staged = replay.stage(folder)
         if values := sorted({value for result in results for value in result.values}):
-            sentence = f"records of {counted(len(values), 'route value')} have no table: {values[:3]}"
+            sentence = f"records of {format_count(len(values), 'route value')} have no table: {values[:3]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for result in results for file in result.files if file.target == target)
@@ -248,35 +257,39 @@ def _differences(replay: Replay) -> Iterator[Finding]:
             )
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
-            yield from _table_differences(replay, table, changes, context, stream if target == "main" else target)
+            yield from _report_table_differences(
+                replay, table, changes, context, stream if target == "main" else target
+            )
 
 
-def _table_differences(
-    replay: Replay, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+def _report_table_differences(
+    replay: SourceRecords, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
     """Report how merging the staged changes would change one table."""
-    done = _merge(table, changes, context)
-    counts = sum((result.counts for _, result in done), Counts())
+    done = _merge_without_commit(table, changes, context)
+    counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.dedupe is None:
         schema = Schema.model_validate_json(context.target.schema_json)
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
-        keys = changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)
+        keys = find_changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
-        yield from _key_findings(counts, keys, replay.spec, subject, may_delete=may_delete, by_others=deleted or 0)
+        yield from _report_keys(counts, keys, replay.spec, subject, may_delete=may_delete, by_others=deleted or 0)
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
-        where = "; ".join(f"{topic}-{partition} {at_offsets(of)}" for (topic, partition), of in sorted(missing.items()))
+        where = "; ".join(
+            f"{topic}-{partition} {format_at_offsets(of)}" for (topic, partition), of in sorted(missing.items())
+        )
         verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
-        sentence = f"{counted(count, 'record')} in Kafka {verbs}: {where}"
+        sentence = f"{format_count(count, 'record')} in Kafka {verbs}: {where}"
         yield Finding(FindingKind.MISSING, count, sentence, subject)
 
 
 def _inserted_offsets(
-    done: Sequence[_MergeDone], changes: Sequence[StagedFile], context: MergeContext
+    done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
 
@@ -297,8 +310,8 @@ def _inserted_offsets(
     return found
 
 
-def _key_findings(  # noqa: PLR0913 - each kind of evidence is an argument
-    counts: Counts,
+def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
+    counts: MergeCounts,
     keys: ChangedKeys,
     spec: StreamSpec,
     subject: str,
@@ -311,7 +324,9 @@ def _key_findings(  # noqa: PLR0913 - each kind of evidence is an argument
     `may_delete` describes what may have deleted all missing keys. Other streams deleted at most `by_others` of them.
     """
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
-    restored = f", also the {counted(by_others, 'row')} that other streams of the table deleted" if by_others else ""
+    restored = (
+        f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""
+    )
     late = LATE_AFTER_DELETE if spec.order_by else again
     for kind, count, which, what in (
         (
@@ -336,11 +351,12 @@ def _key_findings(  # noqa: PLR0913 - each kind of evidence is an argument
         ),
     ):
         if count:
-            sentence = f"{counted(count, 'key')}{_format_keys(which, count)}: each {what}"
+            sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {what}"
             yield Finding(kind, count, sentence, subject, which)
     if others := keys.others_updated + keys.others_deleted:
         sentence = (
-            f"{counted(others, 'key', 'was|were')} not compared: the audit does not read the records of these rows, "
+            f"{format_count(others, 'key', 'was|were')} not compared: the audit does not read the records of these "
+            "rows, "
             "which may belong to another stream"
         )
         yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
@@ -353,21 +369,21 @@ def _format_keys(keys: tuple[Key, ...], count: int) -> str:
     return f" ({named}{'; …' if count > len(keys) else ''})"
 
 
-def _merge(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_MergeDone]:
+def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_CompletedTask]:
     """Run all tasks of the merge, and return each with its result. Commits nothing."""
     rules = context.rules
     if not changes:
         return []
     plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
-    done = {task.index: (task, merge(context, task)) for task in plan.tasks}
+    done = {task.index: (task, run_merge_task(context, task)) for task in plan.tasks}
     for last in plan.insert_tasks:
         maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]
         matched = BitMap64.union(*maps) if maps else BitMap64()
         task = last.task(matched.serialize())
-        done[task.index] = task, merge(context, task)
+        done[task.index] = task, run_merge_task(context, task)
     return [*done.values()]
 
 
-def _open_reader(context: MergeContext) -> Reader:
+def _open_reader(context: MergeContext) -> TableFileReader:
     target = context.target
-    return Reader(load_file_io(dict(target.io), location=target.folder), target.properties)
+    return TableFileReader(load_file_io(dict(target.io), location=target.folder), target.properties)

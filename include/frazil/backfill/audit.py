@@ -12,11 +12,11 @@ from frazil.audit.ranges import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.ingest.contract import StageResult, Target
 from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap
-from frazil.offsets.tally import Tallies, offsets_in
-from frazil.spec.units import counted
+from frazil.offsets.tally import Tallies, get_offsets
+from frazil.spec.units import format_count
 
 
-def whole_ranges(
+def find_whole_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the committed ranges whose records are all in the tables, by topic-partition.
@@ -94,17 +94,17 @@ def find_problems(staged: StagedRecords) -> list[str]:
     return problems
 
 
-def rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
+def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
     """Yield a sentence for each table that has rows of records that are now staged for another table.
 
     This happens if an earlier declaration of the route sent the records to that table.
     """
     for target, own in staged.items():
         for other in tables.keys() - {target}:
-            if rows := sum(len(tally.seen & offsets_in(tables[other], tp)) for tp, tally in own.items()):
-                records = counted(rows, "record")
-                yield f"table {other} already has {records} for table {target}, from an earlier declaration of the route"
+            if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):
+                records = format_count(rows, "record")
+                yield f"table {other} has {records} for table {target}, from an earlier declaration of the route"
 
 
 def _seen_in_any(tallies: Iterable[Tallies], tp: TopicPartition) -> BitMap64:
-    return BitMap64.union(BitMap64(), *(offsets_in(tally, tp) for tally in tallies))
+    return BitMap64.union(BitMap64(), *(get_offsets(tally, tp) for tally in tallies))

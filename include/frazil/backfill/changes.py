@@ -16,13 +16,13 @@ from pyroaring import BitMap64
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.journal import Journal
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGING_MODES
+from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile, Target
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
-from frazil.offsets.tally import OffsetTally, Tallies, offsets_in
+from frazil.offsets.tally import OffsetTally, Tallies, get_offsets
 from frazil.table.landed_offsets import tally_files
 
 
@@ -59,17 +59,17 @@ def backfill_summary(backfill: BackfillMarker, operation: str) -> dict[str, str]
     }
 
 
-def tally_merged(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
+def tally_files_to_merge(table: Table, journals: Iterable[Journal]) -> dict[TopicPartition, OffsetTally]:
     """Collect the offsets of the records in the staged files that must be merged into the default table."""
     return tally_files(table.io, (f.path for f in staged_files(journals, "main") if f.content in MERGING_MODES))
 
 
 def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of the spans that are not dead letters."""
-    return {tp: offsets - offsets_in(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
+    return {tp: offsets - get_offsets(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 
-def no_longer_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
+def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
     """Return the offsets of those staged rows whose records are no longer dead letters."""
-    left = {tp: tally.seen - offsets_in(dead_letters, tp) for tp, tally in rows.items()}
+    left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}

@@ -22,7 +22,7 @@ from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import commit_to_routed_tables
 from frazil.backfill.rules import (
     already_ended_message,
-    check_fit,
+    check_files_fit,
     check_no_open_windows,
     check_not_abandoned,
     check_not_reset,
@@ -50,23 +50,23 @@ from frazil.commit.backfill_records import (
     load_record,
     record_path,
 )
+from frazil.commit.commit_checks import check_same_source
+from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import windows_summary
-from frazil.commit.marked_update import BranchEnd, require_unchanged
+from frazil.commit.marked_update import BranchRemoval, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGING_MODES
-from frazil.commit.row_changes import RowChangeWriter, read_new_errors, replayed_change
-from frazil.commit.rules import check_same_source
+from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.row_changes import RowChangeWriter, change_after_replay, read_new_errors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.supervision import record_action
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import TopicPartition, spans_overlap
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class BackfillCommitter:
         just ended, because its dead letters may not be published yet. Raises BackfillAbandoned if an operator abandoned
         the backfill of the request's run, or the one with the id `continuing_id`.
         """
-        ended = clear_ended(tables)
+        ended = finish_ended_backfill(tables)
 
         def begin_epoch(_: Table, found: BackfillMarker | None) -> BackfillMarker:
             if continuing_id:
@@ -163,9 +163,9 @@ class BackfillCommitter:
             if (self.backfill.replays or merges) and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
             raise
-        failed = f", and {counted(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
-        self._add_to_history(f"is published: {counted(self.backfill.records, 'record')}{failed}")
-        clear_ended(self.tables)
+        failed = f", and {format_count(self.backfill.rejected, 'dead letter')}" if self.backfill.rejected else ""
+        self._add_to_history(f"is published: {format_count(self.backfill.records, 'record')}{failed}")
+        finish_ended_backfill(self.tables)
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
@@ -201,7 +201,7 @@ class BackfillCommitter:
 
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
             own = check_owned(found, self.backfill)
-            check_fit(table, files, own)
+            check_files_fit(table, files, own)
             return change(own)
 
         # Changes are merged only by the publication; until then only their journal lists them.
@@ -241,7 +241,7 @@ class BackfillCommitter:
         files = staged_files(journals, "main")
 
         def check(table: Table) -> None:
-            check_fit(table, files, self.backfill)
+            check_files_fit(table, files, self.backfill)
             check_not_reset(table, self.tables.stream, audited_at, self.backfill)
             marker = read_marker(table.metadata.properties, self.tables.stream)
             check_no_open_windows(marker, files, table=self.tables.main.identifier)
@@ -270,7 +270,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
     check: Callable[[Table], None] = lambda _: None,
 ) -> BackfillMarker:
     """Change main, remove the branch with its snapshots, and mark the backfill as published, all in one update."""
-    end = BranchEnd(branch_name(tables.stream))
+    end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker] | Change[BackfillMarker]:
         found = read_backfill(table.metadata.properties, tables.stream)
@@ -281,7 +281,7 @@ def _publish(  # noqa: PLR0913 - what is published, and where
         prepared = written.prepare(table, summary=summary, now_ms=tables.clock_ms())
         return Change(
             (*prepared.requirements, require_unchanged(table, end.branch)),
-            (*prepared.updates, *end.updates(table), _property(published)),
+            (*prepared.updates, *end.updates(table), _marker_update(published)),
             published,
         )
 
@@ -299,7 +299,7 @@ def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = 
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
         raise FrazilError(already_ended_message(backfill, ended))
-    clear_ended(tables)
+    finish_ended_backfill(tables)
     if by and ended.abandoned_by == by:
         _add_to_history(tables, f"{'replay' if backfill.replays else 'backfill'} {backfill.id} was abandoned by {by}")
     return ended
@@ -318,7 +318,7 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
     return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
-def clear_ended(tables: StreamTables) -> str | None:
+def finish_ended_backfill(tables: StreamTables) -> str | None:
     """If the stream's last backfill has ended, publish its dead letters and delete leftover files.
 
     Returns its id; None if no backfill has ended.
@@ -355,7 +355,7 @@ def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
         if backfill.replays:
             record, ids = load_record(tables.journals, backfill), chunk_topic_ids(own_chunks)
             again = read_new_errors(tables.dead_letters.current(), rejected)
-            written = RowChangeWriter(replayed_change(backfill.stream, record.replayed, ids, again))
+            written = RowChangeWriter(change_after_replay(backfill.stream, record.replayed, ids, again))
         summary = backfill_summary(backfill, "replay" if backfill.replays else "backfill")
         _publish(tables, tables.dead_letters, found, written=written, summary=summary)
     waited = [f.path for journal in own_chunks for f in journal.files if is_routed(f.target)]
@@ -415,7 +415,7 @@ def _prepare_commit(
             return backfill
         summary = {"frazil.operation": "backfill-stage", "frazil.backfill": backfill.id}
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
-        return Change(prepared.requirements, (*prepared.updates, _property(backfill)), backfill)
+        return Change(prepared.requirements, (*prepared.updates, _marker_update(backfill)), backfill)
 
     handle.forget()
     return TableCommit(handle, propose, (writer,))
@@ -428,7 +428,7 @@ def _drop(
 
     If its own run dropped it earlier, only adds the operator who abandons it now. Returns the stream's last backfill.
     """
-    end = BranchEnd(branch_name(tables.stream))
+    end = BranchRemoval(branch_name(tables.stream))
 
     def propose(table: Table) -> Done[BackfillMarker | None] | Change[BackfillMarker | None]:
         found = read_backfill(table.metadata.properties, tables.stream)
@@ -438,11 +438,11 @@ def _drop(
         if not found.is_open and not (by and is_dropped):
             return Done(found)
         ended = found.as_abandoned(by)
-        return Change((require_unchanged(table, end.branch),), (*end.updates(table), _property(ended)), ended)
+        return Change((require_unchanged(table, end.branch),), (*end.updates(table), _marker_update(ended)), ended)
 
     handle.forget()
     return commit_snapshot(handle, propose, (end,), retry_policy=tables.retry_policy)
 
 
-def _property(backfill: BackfillMarker) -> SetPropertiesUpdate:
+def _marker_update(backfill: BackfillMarker) -> SetPropertiesUpdate:
     return SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})

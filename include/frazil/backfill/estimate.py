@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from frazil.backfill.audit import staged_spans
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
-from frazil.commit.target import target_file_bytes
+from frazil.commit.staging_targets import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
     """Return the output of a dry run, one sentence per line."""
     what = (
-        f"records in {counted(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
+        f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
         if dry_run.source_files
         else "offsets"
     )
@@ -85,15 +85,17 @@ def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
         return [f"Stream {stream}: none of the {dry_run.requested:,} requested {what} is missing."]
     missing = (
         f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} are missing, in "
-        f"{counted(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are already in the table."
+        f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are already in the table."
     )
     size = (
-        f"The backfill would add about {counted(dry_run.records, 'row')} and "
-        f"{counted(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in {counted(dry_run.files, 'file')} or "
-        f"more, staged in {counted(dry_run.chunks, 'chunk')}."
+        f"The backfill would add about {format_count(dry_run.records, 'row')} and "
+        f"{format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
+        f"{format_count(dry_run.files, 'file')} or "
+        f"more, staged in {format_count(dry_run.chunks, 'chunk')}."
     )
     touched = (
-        f"A sample of {counted(dry_run.sampled, 'record')} falls into {counted(dry_run.partitions, 'partition')} of "
+        f"A sample of {format_count(dry_run.sampled, 'record')} falls into "
+        f"{format_count(dry_run.partitions, 'partition')} of "
         "the table, so at least that many partitions change."
     )
     return [missing, size, touched]

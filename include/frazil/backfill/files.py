@@ -25,7 +25,7 @@ from frazil.commit.marker import Marker
 from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.record_files import JSON_LINES, PARQUET, coordinates, is_record_file
+from frazil.ingest.record_files import JSON_LINES_SUFFIXES, PARQUET_SUFFIXES, is_record_file, read_coordinates
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Spans, TopicPartition
@@ -37,7 +37,7 @@ from frazil.table.landed_offsets import split_by_partition
 from frazil.table.object_store import FileInfo
 from frazil.table.storage import open_store
 
-MAX_FILES_NAMED = 3
+MAX_NAMED_FILES = 3
 """Maximum number of files that a message names."""
 
 
@@ -48,14 +48,14 @@ class FileIndex:
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
-    def files_around(self, tp: TopicPartition, offset: int) -> str:
+    def describe_files_at(self, tp: TopicPartition, offset: int) -> str:
         """Return the paths of the first files whose offset ranges include this offset, as text."""
         around = (
             f.path
             for f in self.files
             if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
         )
-        return ", ".join(islice(around, MAX_FILES_NAMED))
+        return ", ".join(islice(around, MAX_NAMED_FILES))
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FileSource:
         properties = table.io.properties
         listed = _list_record_files(location, properties)
         if not listed:
-            kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET | JSON_LINES))
+            kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET_SUFFIXES | JSON_LINES_SUFFIXES))
             raise SpecError(f"no files to backfill exist under {location} ({kinds} are read). Correct `files`")
         return cls(location, listed, properties, schema)
 
@@ -106,7 +106,7 @@ class FileSource:
                 first = tally.repeated.min()
                 raise SpecError(
                     f"{tally.copies:,} records of {tp[0]}-{tp[1]} are in the files more than once, the first at offset "
-                    f"{first:,} in {index.files_around(tp, first)}: frazil cannot determine which copy is right. "
+                    f"{first:,} in {index.describe_files_at(tp, first)}: frazil cannot determine which copy is right. "
                     "Remove the others"
                 )
         return index
@@ -135,12 +135,12 @@ class FileSource:
                 )
             if live is None:
                 raise SpecError(
-                    f"stream {request.stream!r} does not read {name}, but {self.index.files_around(tp, last)} has "
+                    f"stream {request.stream!r} does not read {name}, but {self.index.describe_files_at(tp, last)} has "
                     "records of it. Remove these records"
                 )
             if last >= live:
                 raise SpecError(
-                    f"{self.index.files_around(tp, last)} has records of {name} up to offset {last:,}, but stream "
+                    f"{self.index.describe_files_at(tp, last)} has records of {name} up to offset {last:,}, but stream "
                     f"{request.stream!r} itself will read from offset {live:,}. Remove the records from that offset "
                     "on, or wait until the stream has read them"
                 )
@@ -156,7 +156,7 @@ class FileSource:
         return spans_of.offsets_within(spans, self.index.records)
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        return plan.chunks_of_records(spans, self.index.records, limit=limit)
+        return plan.split_by_records(spans, self.index.records, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         pieces = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
@@ -165,7 +165,7 @@ class FileSource:
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task for the whole sample, so that each file is read only once."""
         points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
-        samples = (plan.first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
+        samples = (plan.select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
         return [StageTask(0, tuple(r for sample in samples for r in offset_ranges(sample)))]
 
     def context(self, context: StageContext) -> StageContext:
@@ -181,7 +181,7 @@ class FileSource:
 def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
     """Return the file with the offset ranges of its records, and add the records' offsets to `tallies`."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
-    for table in coordinates(info.path, io, schema):
+    for table in read_coordinates(info.path, io, schema):
         for batch in table.select(COORDINATES).to_batches():
             for tp, offsets in split_by_partition(batch):
                 tallies[tp].add(offsets)

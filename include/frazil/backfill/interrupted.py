@@ -11,22 +11,22 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_
 from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 from frazil.table.branches import head_of
-from frazil.timetext import ago
+from frazil.timetext import format_elapsed
 
-QUIET_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
+COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
 """After this time without a commit, a backfill of another host counts as interrupted, because its process cannot be
 checked.
 """
 
 
-def progress_words(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
+def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
     """Describe an open backfill or replay in one line."""
     what, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
-    why = interrupted(last, metadata, now_ms=now_ms)
+    why = describe_interruption(last, metadata, now_ms=now_ms)
     return f"{what} {last.id}: {last.state}, {chunks} chunks" + (f"; {why}" if why else "")
 
 
-def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
+def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
     """Return why an open backfill makes no progress, and what to do.
 
     Return None if it may be running, or if its request keeps the staged rows on the branch.
@@ -39,7 +39,7 @@ def interrupted(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -
         alive = is_alive(ProcessMark(worker.pid, worker.started_at_s))
         return None if alive else f"interrupted: no process works on it. To finish or end it, {ways}"
     quiet_ms = now_ms - head.timestamp_ms if head else 0
-    if quiet_ms < QUIET_MS:
+    if quiet_ms < COMMIT_TIMEOUT_MS:
         return None
     where = f"process {worker.pid} of host {worker.host}" if worker else "an unknown process"
-    return f"no commit for {ago(quiet_ms)} by {where}. If the process has ended, {ways}"
+    return f"no commit for {format_elapsed(quiet_ms)} by {where}. If the process has ended, {ways}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, offset_bitmap, offset_runs, offsets_within
+from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, iter_runs, offset_bitmap, offsets_within
 
 
 def requested_spans(
@@ -32,26 +32,24 @@ def requested_spans(
 def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
     """Return the wanted offsets that are not in `held`, merged into as few spans as possible."""
     left = {
-        tp: tuple(
-            piece for span in spans for piece in offset_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span)
-        )
+        tp: tuple(piece for span in spans for piece in iter_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span))
         for tp, spans in wanted.items()
     }
     return {tp: spans for tp, spans in left.items() if spans}
 
 
-def chunks(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition.
 
     All topic-partitions thus advance through time together, and a chunk's files belong to few table partitions. A chunk
     may exceed `limit` by one offset per topic-partition.
     """
     count = math.ceil(count_offsets(spans) / limit)
-    pieces = ({tp: piece for tp, of in spans.items() if (piece := _share(of, i, count))} for i in range(count))
+    pieces = ({tp: piece for tp, of in spans.items() if (piece := _take_share(of, i, count))} for i in range(count))
     return tuple(filter(None, pieces))
 
 
-def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
+def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans as `split_by_offsets` does, but into chunks of about `limit` known records. Leaves out spans
     without records.
     """
@@ -61,20 +59,20 @@ def chunks_of_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], 
         {
             tp: piece
             for tp, offsets in within.items()
-            if (piece := _between_ranks(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
+            if (piece := _select_between(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
         }
         for i in range(count)
     )
     return tuple(filter(None, pieces))
 
 
-def first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
+def select_first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
     """Return the parts of the spans with the first `limit` records of each topic-partition."""
     within = offsets_within(spans, records)
-    return {tp: _between_ranks(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
+    return {tp: _select_between(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
 
 
-def _share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
+def _take_share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
     """Return one of `count` equal parts of the spans, joined together."""
     low, high = _share_bounds(sum(end - start for start, end in of), index, count)
     part, at = [], 0
@@ -90,7 +88,7 @@ def _share_bounds(length: int, index: int, count: int) -> Span:
     return length * index // count, length * (index + 1) // count
 
 
-def _between_ranks(of: tuple[Span, ...], records: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+def _select_between(of: tuple[Span, ...], records: BitMap64, low: int, high: int) -> tuple[Span, ...]:
     """Return the parts of the spans with the records from index `low` to before index `high`."""
     if low == high:
         return ()

@@ -17,7 +17,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.values import Model
-from frazil.timetext import parse_moment, utc
+from frazil.timetext import format_utc, parse_moment
 
 UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(moment).astimezone(UTC))]
 """A moment in UTC, so that equal moments have equal text."""
@@ -118,25 +118,26 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
         raise SpecError(f"this backfill cannot be run: {'; '.join(problems)}") from None
 
 
-def check_not_ahead(request: BackfillRequest, now_ms: int) -> None:
+def check_not_in_future(request: BackfillRequest, now_ms: int) -> None:
     """Check that the range does not begin in the future. Raises SpecError."""
     begin = request.from_time
     if begin is not None and _microseconds(begin) > now_ms * 1000:
         raise SpecError(
-            f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now {utc(now_ms)}). "
+            f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now "
+            f"{format_utc(now_ms)}). "
             "Kafka has no such records yet, and the stream itself will read them"
         )
 
 
 def _utc_text(moment: datetime) -> str:
-    return utc(_microseconds(moment) // 1000)
+    return format_utc(_microseconds(moment) // 1000)
 
 
 def _microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def has_backfill(spec: StreamSpec) -> bool:
+def can_backfill(spec: StreamSpec) -> bool:
     """Return whether the stream can be backfilled: its rows must have Kafka coordinates."""
     return spec.coordinates
 
@@ -146,7 +147,7 @@ def deletes_rows(spec: StreamSpec) -> bool:
     return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 
-def check_request(spec: StreamSpec, request: BackfillRequest) -> None:
+def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
     """Check that a backfill of a stream that deletes rows reads all later records. Raises SpecError.
 
     Otherwise it could restore rows that a later record deleted, because the table does not record deletes.

@@ -25,26 +25,26 @@ from frazil.commit.backfill_marker import (
     staging_stream,
 )
 from frazil.commit.backfill_records import targets_given_up
+from frazil.commit.commit_checks import files_fit
+from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.missing_rows import tables_behind
-from frazil.commit.rules import files_fit
+from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import (
     CommitUnavailable,
     Fenced,
     RouteBehind,
     SchemaIncompatible,
-    error_text,
+    format_error,
 )
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.table.landed_offsets import tally_files
@@ -76,7 +76,7 @@ class BackfillRoute:
         for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
             try:
-                routed.open(_settled_marker(tables))
+                routed.open(_wait_for_routed_tables(tables))
             except Fenced:  # a writer has begun in the meantime
                 if attempt == MAX_OPEN_ATTEMPTS - 1:
                     raise
@@ -88,7 +88,7 @@ class BackfillRoute:
 
     def make(self, values: Collection[str]) -> None:
         """Create tables for new routing values, up to the route's limit, as a writer does."""
-        self.routed.make(values, _settled_marker(self.tables))
+        self.routed.make(values, _wait_for_routed_tables(self.tables))
         self._check_tables_exist()
 
     def _check_tables_exist(self) -> None:
@@ -106,7 +106,7 @@ class BackfillRoute:
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
-def _settled_marker(tables: StreamTables) -> Marker:
+def _wait_for_routed_tables(tables: StreamTables) -> Marker:
     """Wait until every routed table has all batches of the default table, and return the default table's marker.
 
     Raises RouteBehind after SETTLE_TIMEOUT_S.
@@ -115,7 +115,7 @@ def _settled_marker(tables: StreamTables) -> Marker:
     deadline = retry_policy.clock() + SETTLE_TIMEOUT_S
     while True:
         default_marker = require_own_marker(tables.stream, tables.marker(), what="records")
-        behind = tables_behind(tables, default_marker)
+        behind = find_lagging_tables(tables, default_marker)
         if not behind:
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, SETTLE_TIMEOUT_S)):
@@ -131,11 +131,11 @@ def _refusal_message(stream: str, why: str) -> str:
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
     """Collect the offsets of each routed table's staged rows, from the storage of the default table `table`."""
-    waiting = _waiting_files(journals)
+    waiting = _group_waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 
 
-def _waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
+def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[StagedFile]]:
     """Return the staged files of rows for routed tables, by table."""
     found: dict[Target, list[StagedFile]] = defaultdict(list)
     for file in (f for journal in journals for f in journal.files if is_routed(f.target)):
@@ -149,7 +149,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
     Leaves out rows that an operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
     """
     discarded = targets_given_up(tables.journals, backfill.id)
-    waiting = {target: files for target, files in _waiting_files(journals).items() if target not in discarded}
+    waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}
     reason = behind = ""
     for target, files in sorted(waiting.items()):
         try:
@@ -158,9 +158,9 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
             raise
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.info("the commit to table %s failed", target, exc_info=True)
-            behind, reason = target, error_text(error)
+            behind, reason = target, format_error(error)
     if behind:
-        rows = counted(sum(file.records for file in waiting[behind]), "row")
+        rows = format_count(sum(file.records for file in waiting[behind]), "row")
         raise CommitUnavailable(
             f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} is published, "
             f"but table {behind} does not have {rows} yet: {reason}. Its dead letters wait too. Fix the table, or "

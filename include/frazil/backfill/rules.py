@@ -10,10 +10,10 @@ from pyiceberg.table import Table
 
 from frazil.backfill.request import BackfillRequest
 from frazil.commit.backfill_marker import BackfillMarker
+from frazil.commit.commit_checks import files_fit
 from frazil.commit.history import ancestors
 from frazil.commit.marker import Marker
-from frazil.commit.mode import MERGING_MODES
-from frazil.commit.rules import files_fit
+from frazil.commit.merging_modes import MERGING_MODES
 from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
@@ -68,9 +68,9 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
     """Return the marker of the open backfill, or of a new one, in its next epoch.
 
-    Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned as `check_wanted` does.
+    Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned as `check_not_abandoned` does.
     """
-    check_wanted(backfill, request.run)
+    check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:
         wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
@@ -87,7 +87,7 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
     return backfill.owned_by(epoch, request.run)
 
 
-def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
+def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
     """Check that no operator abandoned the backfill of this run. `found` is the last one. Raises BackfillAbandoned."""
     if found is not None and run is not None and run in found.abandoned_runs:
         what = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
@@ -97,7 +97,7 @@ def check_wanted(found: BackfillMarker | None, run: str | None) -> None:
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
     """Check that no operator abandoned this backfill. `found` is the stream's last one. Raises BackfillAbandoned."""
     if found is not None and found.id == backfill_id and found.abandoned_by:
-        what = f"{found.abandoned_by} abandoned the {operation(found)} {found.id} of stream {found.stream!r}"
+        what = f"{found.abandoned_by} abandoned the {operation_name(found)} {found.id} of stream {found.stream!r}"
         raise BackfillAbandoned(_abandoned_message(what))
 
 
@@ -130,7 +130,7 @@ def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
     )
 
 
-def operation(backfill: BackfillMarker) -> str:
+def operation_name(backfill: BackfillMarker) -> str:
     """Return the name of what runs, for messages: a backfill or a replay of dead letters."""
     return "replay of dead letters" if backfill.replays else "backfill"
 
@@ -160,14 +160,15 @@ def read_further_message(backfill: BackfillMarker) -> str:
 def ended_during_start_message(backfill: BackfillMarker) -> str:
     """Return the message for a run that started while another backfill or replay was ending."""
     return (
-        f"another {operation(backfill)} of stream {backfill.stream!r}, {backfill.id}, ended while this command was "
+        f"another {operation_name(backfill)} of stream {backfill.stream!r}, {backfill.id}, ended while this command "
+        "was "
         f"starting (it is {backfill.state}). This command changed nothing: run it again"
     )
 
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
     """Return the message for abandoning a backfill that has already ended. `last` is the stream's last backfill."""
-    what = operation(backfill)
+    what = operation_name(backfill)
     now = f"The stream's last {what} is {last.id} ({last.state})" if last else f"The table no longer records any {what}"
     return (
         f"nothing was changed: the {what} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
@@ -175,7 +176,7 @@ def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None)
     )
 
 
-def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
+def check_files_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
     """Check that the table still has the files' schema and partition spec. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(
@@ -184,7 +185,7 @@ def check_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], ba
         )
 
 
-def check_declared(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
+def check_declared_mode(files: Collection[StagedFile], *, merges: bool, backfill: BackfillMarker) -> None:
     """Check that the staged files fit the declared mode: they are for a merge exactly if the mode merges. Raises
     StaleBatch.
     """

@@ -20,43 +20,54 @@ from pyiceberg.table import Table
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
-from frazil.audit.claims import Claims, claims
-from frazil.audit.routed import Replays, routed_rows
+from frazil.audit.claims import Claims, load_all_claims
+from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
 from frazil.backfill import audit as backfill_audit
 from frazil.backfill.audit import StagedRecords, staged_spans
-from frazil.backfill.changes import no_longer_dead_letters, offsets_without_dead_letters, staged_files, tally_merged
-from frazil.backfill.commit import BackfillCommitter, abandon, clear_ended
+from frazil.backfill.changes import (
+    offsets_without_dead_letters,
+    staged_files,
+    tally_files_to_merge,
+    tally_former_dead_letters,
+)
+from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
 from frazil.backfill.plan import missing_spans
-from frazil.backfill.request import BackfillRequest, check_coordinates, check_not_ahead, check_request, deletes_rows
+from frazil.backfill.request import (
+    BackfillRequest,
+    check_coordinates,
+    check_not_in_future,
+    check_restores_no_deleted_rows,
+    deletes_rows,
+)
 from frazil.backfill.routes import BackfillRoute, tally_routed
 from frazil.backfill.rules import (
-    check_declared,
+    check_declared_mode,
     check_not_abandoned,
-    check_wanted,
+    check_run_not_abandoned,
     read_further_message,
     require_marker,
 )
 from frazil.backfill.source import KafkaSource
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import BackfillRecord, committed_chunks
-from frazil.commit.marker import BatchKey, Marker, open_branch, read_marker
-from frazil.commit.mode import merging_mode
-from frazil.commit.opened import OpenStream, open_kafka, open_stream, read_stream
-from frazil.commit.rules import check_same_source
+from frazil.commit.commit_checks import check_same_source
+from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
+from frazil.commit.merging_modes import merging_mode
+from frazil.commit.open_streams import OpenStream, open_kafka, open_stream, read_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps, union
+from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps, unite_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import executors_kafka_properties, kafka_properties
-from frazil.spec.units import counted
-from frazil.stream.stage_context import stage_context
+from frazil.spec.references import executor_kafka_properties, resolve_kafka_properties
+from frazil.spec.units import format_count
+from frazil.stream.stage_context import build_stage_context
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
 
@@ -123,25 +134,27 @@ class Backfill:
         Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
         AdoptionRequired, TopicRecreated, KafkaUnavailable.
         """
-        table, marker = self._table_and_marker()
+        table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
         wanted = self.source.requested(self.request, marker)
-        claimed = claims(self.opened.tables.journals, marker, table.metadata)
+        claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
             self._check_one_generation(wanted, claimed)
         staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
             held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))
-        if not self._by_dead_letters:
+        if not self._is_decided_by_dead_letters:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
-            whole = backfill_audit.whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
+            whole = backfill_audit.find_whole_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
-            exact = self.source.select_with_records(missing_spans(wanted, union([*held, *map(seen_offsets, rows)])))
+            exact = self.source.select_with_records(
+                missing_spans(wanted, unite_offsets([*held, *map(seen_offsets, rows)]))
+            )
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
                 return self._build_plan(exact, wanted, identity)
-        left = self.source.select_with_records(missing_spans(wanted, union(held)))
+        left = self.source.select_with_records(missing_spans(wanted, unite_offsets(held)))
         return self._build_plan(left, wanted, identity)
 
     def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
@@ -160,8 +173,8 @@ class Backfill:
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """Return the context for staging a chunk."""
-        properties = executors_kafka_properties(self.spec, os.environ)
-        context = stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
+        properties = executor_kafka_properties(self.spec, os.environ)
+        context = build_stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         if self.route:
             context = self.route.add_targets(context, tables, key)
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
@@ -183,10 +196,11 @@ class Backfill:
             raise FrazilError(f"backfill {last.id} was dropped because its records became unusable: run it again")
         if last.state is BackfillState.STAGING:
             raise FrazilError(
-                f"backfill {last.id} is not staged yet ({counted(last.chunks, 'chunk')}): run it again to finish it"
+                f"backfill {last.id} is not staged yet ({format_count(last.chunks, 'chunk')}): run it again to "
+                "finish it"
             )
         if last.state is BackfillState.PUBLISHED:
-            clear_ended(self.opened.tables)
+            finish_ended_backfill(self.opened.tables)
             return last
         for attempt in range(MAX_ATTEMPTS):
             try:
@@ -195,7 +209,9 @@ class Backfill:
                 if self.request.target == "branch":
                     return committer.backfill
                 routed = {target: seen_offsets(of) for target, of in audited.routed.items()}
-                record = BackfillRecord(committer.backfill, self._late_rows(), seen_offsets(audited.replayed), routed)
+                record = BackfillRecord(
+                    committer.backfill, self._count_late_rows(), seen_offsets(audited.replayed), routed
+                )
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -213,7 +229,7 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop the staged records, because they have become unusable. Raises as `check_wanted` does."""
+        """Drop the staged records, because they have become unusable. Raises as `check_not_abandoned` does."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_run_not_abandoned()
@@ -222,13 +238,13 @@ class Backfill:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt."""
         last = _load_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
-        check_wanted(last, self.request.run)
+        check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
         """Check that the stream can be backfilled, before Spark starts. Raises some of the errors of `plan`."""
-        self._table_and_marker()
+        self._load_table_and_marker()
 
-    def _table_and_marker(self) -> tuple[Table, Marker]:
+    def _load_table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()
         marker = require_marker(self.spec, read_marker(table.metadata.properties, self.spec.name))
         check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
@@ -254,13 +270,13 @@ class Backfill:
         records. Raises RouteBehind if a routed table cannot be read.
         """
         if self.request.dead_letters:
-            claimed = claimed or claims(self.opened.tables.journals, marker, table.metadata)
+            claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
             spans = missing_spans(spans, claimed.former_offsets(marker.source.topic_ids))
         dead_letters: Tallies = {} if self.request.dead_letters else self._tally_dead_letters(spans, marker.source)
         if self.spec.mode == "upsert":
             return (dead_letters,)
         wanted = RowSelection(_topics(spans), spans)
-        open_windows = dataclasses.replace(wanted, branch=open_branch(self.spec.name))
+        open_windows = dataclasses.replace(wanted, branch=open_branch_name(self.spec.name))
         rows = (tally_rows(table, wanted), tally_rows(table, open_windows))
         return (*rows, *self._tally_routed(table, marker, spans, claimed).values(), dead_letters)
 
@@ -271,9 +287,9 @@ class Backfill:
         if marker.routed is None:
             return {}
         tables, named = self.opened.tables, {*self.spec.route.tables.values()} if self.spec.route else ()
-        claimed = claimed or claims(tables.journals, marker, table.metadata)
-        replays = Replays.load(tables, table)
-        routed = routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
+        claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
+        replays = PublishedReplays.load(tables, table)
+        routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
         if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
@@ -293,7 +309,7 @@ class Backfill:
         return merging_mode(self.spec) is not None
 
     @property
-    def _by_dead_letters(self) -> bool:
+    def _is_decided_by_dead_letters(self) -> bool:
         """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
         return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
 
@@ -320,22 +336,22 @@ class Backfill:
 
         Raises FrazilError if the audit fails, and StaleBatch if some of the records are in the tables by now.
         """
-        table, marker = self._table_and_marker()
+        table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
-        check_declared(staged_files(journals, "main"), merges=self._merges_records, backfill=committer.backfill)
+        check_declared_mode(staged_files(journals, "main"), merges=self._merges_records, backfill=committer.backfill)
         branch = RowSelection(_topics(spans), spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
-        default = merge_tallies([tally_rows(table, branch), tally_merged(table, journals)])
+        default = merge_tallies([tally_rows(table, branch), tally_files_to_merge(table, journals)])
         rows = merge_tallies([default, *routed.values()])
         if self.spec.mode == "upsert":  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
-        if self._by_dead_letters:
+        if self._is_decided_by_dead_letters:
             elsewhere: tuple[Tallies, ...] = ()
         else:
             elsewhere = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
-            elsewhere = (*elsewhere, no_longer_dead_letters(rows, self._tally_dead_letters(spans, marker.source)))
+            elsewhere = (*elsewhere, tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)))
         is_whole = self.request.event_times_us is None and not self._skips_records
         staged = StagedRecords(
             journals,
@@ -346,7 +362,8 @@ class Backfill:
         )
         if landed := backfill_audit.count_landed_elsewhere(staged):
             raise StaleBatch(
-                f"{counted(landed, 'record')} of backfill {committer.backfill.id} were added to the table while the "
+                f"{format_count(landed, 'record')} of backfill {committer.backfill.id} were added to the table while "
+                "the "
                 "backfill was staged"
             )
         problems = backfill_audit.find_problems(staged)
@@ -354,7 +371,7 @@ class Backfill:
             name = self.opened.tables.main.identifier
             tables: dict[Target, Tallies] = {name: tally_rows(table, dataclasses.replace(branch, branch=MAIN))}
             tables.update(self._tally_routed(table, marker, spans))
-            problems += backfill_audit.rows_in_other_tables({name: default, **routed}, tables)
+            problems += backfill_audit.find_rows_in_other_tables({name: default, **routed}, tables)
         if problems:
             raise FrazilError(
                 f"backfill {committer.backfill.id} is not published: {'; '.join(problems)}. Abandon it with "
@@ -364,9 +381,9 @@ class Backfill:
         at = head.snapshot_id if head else -1
         if self.request.dead_letters:
             return _AuditResult(at, rows, routed)
-        return _AuditResult(at, read_to=self._read_to(committer.backfill, marker))
+        return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
-    def _read_to(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
+    def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
         """Return the stream's position if it must not change before the publication, because records may delete rows;
         else None.
 
@@ -378,7 +395,7 @@ class Backfill:
             raise WriterBusy(read_further_message(backfill))
         return marker.offsets
 
-    def _late_rows(self) -> dict[int, int]:
+    def _count_late_rows(self) -> dict[int, int]:
         """Count the rows on the branch by window start (us since 1970), to reopen complete windows."""
         table, counts = self.opened.tables.main.refresh(), Counter[int]()
         head = head_of(table.metadata, branch_name(self.spec.name))
@@ -410,8 +427,8 @@ def open_backfill(
     Raises SpecError if the table or the files do not exist, and the errors of the checks and of `BackfillRoute.open`.
     """
     check_coordinates(spec)
-    check_request(spec, request)
-    check_not_ahead(request, clock.now_ms())
+    check_restores_no_deleted_rows(spec, request)
+    check_not_in_future(request, clock.now_ms())
     opened = read_stream(spec) if read_only else open_stream(spec)
     route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
@@ -419,4 +436,4 @@ def open_backfill(
         yield Backfill(files.with_listing(request), opened, files, route)
     else:
         with open_kafka(spec, timeout_s=kafka_timeout_s) as kafka:
-            yield Backfill(request, opened, KafkaSource(kafka, kafka_properties(spec, os.environ)), route)
+            yield Backfill(request, opened, KafkaSource(kafka, resolve_kafka_properties(spec, os.environ)), route)

@@ -12,7 +12,7 @@ from frazil.backfill.request import BackfillRequest
 from frazil.commit.marker import Marker
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.committed_offsets import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
@@ -31,7 +31,7 @@ MAX_SAMPLE_OFFSETS = 250
 class KafkaSource:
     """Reads the stream's own topics."""
 
-    kafka: KafkaOffsets
+    kafka: KafkaAdmin
     properties: Mapping[str, str]
     is_whole: bool = True
     """Whether every record that the source has in a committed range became a row or a dead letter."""
@@ -74,7 +74,7 @@ class KafkaSource:
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         """Divide the spans into chunks of about `limit` records."""
-        return plan.chunks(spans, limit=limit)
+        return plan.split_by_offsets(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         """Return at most `cores` tasks that read the spans."""

@@ -6,12 +6,12 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from frazil.backfill.commit import BackfillCommitter, clear_ended
+from frazil.backfill.commit import BackfillCommitter, finish_ended_backfill
 from frazil.backfill.run import MAX_ATTEMPTS, Backfill, BackfillPlan
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.backfill_records import backfill_folder
+from frazil.commit.commit_checks import check_same_source
 from frazil.commit.journal import Journal
-from frazil.commit.rules import check_same_source
 from frazil.commit.sweep import discard_batch
 from frazil.errors import StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
@@ -54,7 +54,7 @@ def stage(
     """
     backfill.check_run_not_abandoned()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.
-    clear_ended(backfill.opened.tables)
+    finish_ended_backfill(backfill.opened.tables)
     last = backfill.last()
     plan = None if last and last.is_open else backfill.plan()
     if plan and not plan.spans:

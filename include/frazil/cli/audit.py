@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from frazil.audit.declared import audit as audit_declared
+from frazil.audit.declared_stream import audit_declared_stream as audit_declared
 from frazil.audit.findings import Audit, Finding, FindingKind
-from frazil.cli.options import DurationText, MomentText, stream_options
+from frazil.cli.options import DurationParam, TimeParam, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.history import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
-from frazil.timetext import utc
+from frazil.spec.units import format_count
+from frazil.timetext import format_utc
 
-NOT_COMPARED = 3
+NOT_COMPARED_EXIT_CODE = 3
 """Exit code of an audit that found no error but could not compare everything."""
 
 
@@ -30,9 +30,9 @@ NOT_COMPARED = 3
     default=False,
     help="Also read the records from Kafka, as independent evidence. Off by default, because it reads the topic.",
 )
-@click.option("--last", "length", type=DurationText(), help="Only commits of the last 1h, 30m or 7d, for example.")
-@click.option("--from", "begin", type=MomentText(), help="Only commits since this time: ISO 8601 with a zone.")
-@click.option("--to", "end", type=MomentText(), help="With --from: only commits before this time. Default: now.")
+@click.option("--last", "length", type=DurationParam(), help="Only commits of the last 1h, 30m or 7d, for example.")
+@click.option("--from", "begin", type=TimeParam(), help="Only commits since this time: ISO 8601 with a zone.")
+@click.option("--to", "end", type=TimeParam(), help="With --from: only commits before this time. Default: now.")
 def audit(  # noqa: PLR0913 - a command's options
     stream: str,
     streams_folder: Path,
@@ -63,9 +63,9 @@ def audit(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(result)
     else:
-        _show(result, with_source=with_source)
+        _print_audit(result, with_source=with_source)
     if not result.clean:
-        raise SystemExit(1 if result.wrong else NOT_COMPARED)
+        raise SystemExit(1 if result.wrong else NOT_COMPARED_EXIT_CODE)
 
 
 def parse_period(
@@ -96,7 +96,7 @@ def _run_audit(spec: StreamSpec, window: Period | None, *, with_source: bool) ->
         raise SystemExit(not_begun.exit_code) from None
 
 
-def _show(result: Audit, *, with_source: bool) -> None:
+def _print_audit(result: Audit, *, with_source: bool) -> None:
     if result.by_key:
         columns = ("topic-partition", "committed", "changes", "dead letters")
         changes = [
@@ -106,14 +106,14 @@ def _show(result: Audit, *, with_source: bool) -> None:
         if changes:
             echo_table(columns, changes, numbers=frozenset(columns[1:]))
     else:
-        _show_offsets(result, with_source=with_source)
+        _show_partitions(result, with_source=with_source)
     reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
-    echo(_summary(result))
+    echo(_summarize(result))
 
 
-def _show_offsets(result: Audit, *, with_source: bool) -> None:
+def _show_partitions(result: Audit, *, with_source: bool) -> None:
     drops = any(p.dropped for p in result.partitions)
     columns = ["topic-partition", "committed", "rows", "distinct", "duplicates", "gaps", "dead letters"]
     columns += ["dropped"] * drops
@@ -136,13 +136,13 @@ def _show_offsets(result: Audit, *, with_source: bool) -> None:
         echo("gaps: not checked (--source compares with Kafka)")
 
 
-def _summary(result: Audit) -> str:
+def _summarize(result: Audit) -> str:
     rows = sum(p.rows for p in result.partitions)
-    period = f" from {utc(result.window.from_ms)} to {utc(result.window.to_ms)}" if result.window else ""
+    period = f" from {format_utc(result.window.from_ms)} to {format_utc(result.window.to_ms)}" if result.window else ""
     when = f", committed{period}" if period else ""
     subject = f"Stream {result.stream}{f'{when},' if when else ''}"
     if result.wrong:
-        return f"{subject} is not clean: {counted(len(result.wrong), 'finding')}."
+        return f"{subject} is not clean: {format_count(len(result.wrong), 'finding')}."
     if result.window and not result.batches:
         return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):
@@ -150,14 +150,17 @@ def _summary(result: Audit) -> str:
     if not result.complete:
         reason, *others = _not_compared_findings(result)
         where = "" if reason.where == result.stream else f"{reason.where}: "
-        more = f"; and {counted(len(others), 'more note')}" if others else ""
+        more = f"; and {format_count(len(others), 'more note')}" if others else ""
         return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
     if result.partitions:
         detail = ", and each key matches its newest record in Kafka" if result.by_key else ", each offset once"
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"
-        return f"Stream {result.stream} is clean: {counted(rows, 'change' if result.by_key else 'row')}{when}{detail}."
+        return (
+            f"Stream {result.stream} is clean: "
+            f"{format_count(rows, 'change' if result.by_key else 'row')}{when}{detail}."
+        )
     return f"Stream {result.stream}: nothing is wrong."
 
 

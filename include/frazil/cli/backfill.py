@@ -11,13 +11,13 @@ import click
 
 from frazil import clock
 from frazil.backfill.commit import abandon
-from frazil.backfill.interrupted import interrupted
+from frazil.backfill.interrupted import describe_interruption
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import (
-    MomentText,
-    OffsetsText,
+    OffsetsParam,
+    TimeParam,
     current_user,
     stream_options,
     yes_option,
@@ -25,31 +25,33 @@ from frazil.cli.options import (
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
-from frazil.commit.opened import OpenStream, open_stream, read_stream
-from frazil.commit.reset import Offsets
+from frazil.commit.open_streams import OpenStream, open_stream, read_stream
+from frazil.commit.reset_plan import Offsets
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
 
-class Bound(click.ParamType[datetime | Offsets]):
+class BoundParam(click.ParamType[datetime | Offsets]):
     """Parameter type: a Kafka timestamp or offsets."""
 
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
         if str(value).lstrip().startswith("{"):
-            return OffsetsText().convert(value, param, ctx)
-        return MomentText().convert(value, param, ctx)
+            return OffsetsParam().convert(value, param, ctx)
+        return TimeParam().convert(value, param, ctx)
 
 
 @click.command()
 @stream_options
-@click.option("--from", "begin", type=Bound(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON.")
-@click.option("--to", "end", type=Bound(), help="Exclusive end. Default: the live stream's position.")
-@click.option("--event-from", type=MomentText(), help="Only rows with this event time or later.")
-@click.option("--event-to", type=MomentText(), help="Only rows with an earlier event time.")
+@click.option(
+    "--from", "begin", type=BoundParam(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON."
+)
+@click.option("--to", "end", type=BoundParam(), help="Exclusive end. Default: the live stream's position.")
+@click.option("--event-from", type=TimeParam(), help="Only rows with this event time or later.")
+@click.option("--event-to", type=TimeParam(), help="Only rows with an earlier event time.")
 @click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")
 @click.option("--branch", is_flag=True, help="Leave the staged and audited rows on their branch.")
 @click.option("--chunk-records", type=int, help="Approximate number of records per commit to the branch.")
@@ -86,12 +88,12 @@ def backfill(  # noqa: PLR0913 - a command's options
         opened = read_stream(spec) if status else open_stream(spec)
         metadata = opened.tables.main.refresh().metadata
         last = read_backfill(metadata.properties, stream)
-        why = interrupted(last, metadata, now_ms=clock.now_ms()) if last else None
+        why = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None
         _print_result(last, spec, as_json=as_json, why=why) if status else _abandon(opened, last, yes=yes)
         return
-    request = _request(stream, wanted)
+    request = _build_request(stream, wanted)
     if not dry_run:
-        _run(spec, request, as_json=as_json)
+        _run_backfill(spec, request, as_json=as_json)
         return
     from frazil.backfill.estimate import estimate, estimate_sentences  # loads the decoders, only for a dry run
 
@@ -100,7 +102,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     echo_json(result) if as_json else echo("\n".join(estimate_sentences(result, stream=stream)))
 
 
-def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
+def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
     allow_pandas()
     from frazil.backfill.stage import run  # takes seconds to import, and only a run needs it
     from frazil.stream.spark_engine import SparkEngine
@@ -110,7 +112,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
         requested.check()
 
         def show(done: BackfillMarker) -> None:
-            step(done.chunks, done.planned, f"{counted(done.records, 'row')} staged")
+            step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
 
         with SparkEngine(small) as engine:
             last = run(requested, engine, show)
@@ -120,7 +122,7 @@ def _run(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
         _print_result(last, spec, as_json=as_json)
 
 
-def _request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
+def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
     """Return the backfill request that the command's options describe."""
     files = wanted["files"]
     raw: dict[str, Any] = {
@@ -146,7 +148,7 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
         echo(f"Stream {spec.name} has never had a backfill.")
     else:
         repeats = "; repeats do not become rows" if spec.dedupe else ""
-        staged = f"{last.records:,} in {counted(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
+        staged = f"{last.records:,} in {format_count(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
         echo_fields(
             {
@@ -172,9 +174,9 @@ def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> N
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return
-    staged = counted(last.records, _staged_noun(opened.spec))
+    staged = format_count(last.records, _staged_noun(opened.spec))
     on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
-    echo(f"Backfill {last.id} has staged {staged} in {counted(last.chunks, 'chunk')}; none of them is on main.")
+    echo(f"Backfill {last.id} has staged {staged} in {format_count(last.chunks, 'chunk')}; none of them is on main.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # The backfill may have been published while the prompt waited.
     echo(f"Backfill {last.id} is {abandon(opened.tables, last, by=current_user()).state}.")

@@ -12,14 +12,14 @@ from pyiceberg.exceptions import TableAlreadyExistsError
 from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.errors import SpecError
-from frazil.spark.jars import ROOTS, variant
+from frazil.spark.jars import ROOTS, installed_variant
 from frazil.spark.java import require_pyspark
-from frazil.spark.package import STORAGES, installed_storages, make_package
-from frazil.spec.units import counted
-from frazil.table.catalogs import catalog_config, catalog_errors, load_catalog
+from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
+from frazil.spec.units import format_count
+from frazil.table.catalogs import catalog_config, load_catalog, translate_catalog_errors
 from frazil.table.readers import Reader, configuration
 from frazil.table.registering import check_newest, check_no_other_name, read_metadata
-from frazil.table.spark_catalog import jar_sets
+from frazil.table.spark_catalog import needed_jar_sets
 
 
 @click.command()
@@ -38,7 +38,9 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
       frazil catalog lake --for trino > etc/catalog/lake.properties
     """
     config = catalog_config(name)
-    packages = [each for name in jar_sets(config.properties) for each in ROOTS[variant(name)].coordinates]
+    packages = [
+        each for name in needed_jar_sets(config.properties) for each in ROOTS[installed_variant(name)].coordinates
+    ]
     text = configuration(reader, config.name, config.properties, packages)
     echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else echo(text)
 
@@ -64,7 +66,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
     namespace = Catalog.namespace_from(table)
     if not namespace:
         raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         described = read_metadata(catalog, metadata)
         if described is not None:
             check_no_other_name(catalog, table, described)
@@ -75,7 +77,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
             registered = catalog.register_table(table, metadata)
         except TableAlreadyExistsError:
             raise SpecError(f"the catalog {catalog.name!r} has a table {table}: nothing was registered") from None
-    snapshots, location = counted(len(registered.metadata.snapshots), "snapshot"), registered.location()
+    snapshots, location = format_count(len(registered.metadata.snapshots), "snapshot"), registered.location()
     output.say(f"{table} is in the catalog {catalog.name!r} again, with {snapshots}, in {location}.")
     output.end(catalog=catalog.name, table=table, metadata=metadata, location=location)
 
@@ -84,7 +86,7 @@ def register(table: str, metadata: str, *, name: str | None, older: bool, as_jso
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), default=Path("frazil-package.tar.gz"))
 @click.option(
     "--storage",
-    type=click.Choice(list(STORAGES)),
+    type=click.Choice(list(STORAGE_PACKAGES)),
     multiple=True,
     help="A storage that holds tables, in addition to folders. Default: all whose packages are installed.",
 )
@@ -100,7 +102,7 @@ def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
       frazil package frazil-package.tar.gz --storage s3
     """
     require_pyspark()
-    storages = storage or installed_storages()
+    storages = storage or find_installed_storages()
     make_package(target, storages=storages, say=lambda text: echo(text, err=True))
     where = ", ".join(("folders", *storages))
     size, output = target.stat().st_size, CommandOutput(as_json)

@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import DurationText, any_streams_argument, json_option, streams_option
+from frazil.cli.options import DurationParam, any_streams_argument, json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.errors import SpecError
-from frazil.spec.last_valid import declared_streams
-from frazil.spec.units import counted, format_duration, rounded_bytes
+from frazil.spec.last_valid import find_declared_streams
+from frazil.spec.units import format_count, format_duration, format_rounded_bytes
 from frazil.status.cost import CostReport, Prices, StreamCost, cost_of
-from frazil.table.parallel import in_parallel
+from frazil.table.parallel import run_in_parallel
 
 COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
 
@@ -27,7 +27,7 @@ COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
 @streams_option
 @json_option
 @click.option("--by", type=click.Choice(["stream", "owner", "day"]), default="stream", show_default=True)
-@click.option("--last", "period", type=DurationText(), default="1d", show_default=True, help="Commits up to now.")
+@click.option("--last", "period", type=DurationParam(), default="1d", show_default=True, help="Commits up to now.")
 @click.option(
     "--prices",
     "prices_file",
@@ -55,12 +55,12 @@ def cost(  # noqa: PLR0913 - a command's options
       frazil cost --by owner --last 7d
     """
     now_ms = clock.now_ms()
-    specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+    specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if unknown := sorted(set(streams) - {spec.name for spec in specs}):
         raise SpecError(f"no stream {unknown[0]!r} is declared in {streams_folder}")
     chosen = [spec for spec in specs if not streams or spec.name in streams]
     prices = Prices.load(prices_file) if prices_file else Prices()
-    reports = in_parallel(partial(cost_of, since_ms=now_ms - period // timedelta(milliseconds=1)), chosen)
+    reports = run_in_parallel(partial(cost_of, since_ms=now_ms - period // timedelta(milliseconds=1)), chosen)
     sums = _sums(reports, by)
     if as_json:
         found = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}
@@ -69,11 +69,12 @@ def cost(  # noqa: PLR0913 - a command's options
     echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
     echo(
-        f"Also {prices.currency}{price:,.4f} to store {rounded_bytes(stored)} for {format_duration(period)}, at the "
+        f"Also {prices.currency}{price:,.4f} to store {format_rounded_bytes(stored)} for {format_duration(period)}, "
+        "at the "
         "tables' current size."
     )
     if unmeasured := sum(one.unmeasured for one in sums.values()):
-        echo(f"{counted(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
+        echo(f"{format_count(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
     for error in errors:
         echo(error, err=True)
 
@@ -94,6 +95,6 @@ def _row(name: str, one: StreamCost, prices: Prices) -> tuple[str, ...]:
         f"{one.cpu_s:,.1f}",
         f"{one.writes:,}",
         f"{one.reads:,}",
-        rounded_bytes(one.written_bytes),
+        format_rounded_bytes(one.written_bytes),
         f"{prices.currency}{one.price(prices):,.4f}",
     )

@@ -11,37 +11,37 @@ from typing import Literal, get_args
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import MomentText, json_option, streams_argument, streams_option
+from frazil.cli.options import TimeParam, json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.commit.backfill_marker import BackfillState, read_backfill
-from frazil.commit.cut import TAG, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
+from frazil.commit.compare_and_swap import RetryPolicy
+from frazil.commit.consistent_cut import TAG_PREFIX, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
 from frazil.commit.marker import read_marker
-from frazil.commit.missing_rows import missing_since, tables_missing_backfill
-from frazil.commit.opened import RETRY_TIMEOUT_S, read_stream
+from frazil.commit.missing_rows import find_tables_missing_backfill, first_batch_missing_anywhere
+from frazil.commit.open_streams import RETRY_TIMEOUT_S, read_stream
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.stream.dropped_tables import dropped_sentences, dropped_tables, unknown_sentence
-from frazil.table.catalogs import catalog_errors
+from frazil.stream.dropped_tables import describe_unknown_table, find_dropped_tables, shorten_dropped_tables
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.made_tables import load_route_tables
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-LOAD_ATTEMPTS = 3
+_TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+MAX_LOAD_ATTEMPTS = 3
 """Maximum number of attempts to load the tables. Backfills or replays may be published while they are loaded."""
-_RETRIES = RetryPolicy(total_s=RETRY_TIMEOUT_S)
+_RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 
 
 @click.command()
 @streams_argument
 @streams_option
 @json_option
-@click.option("--at", type=MomentText(), help="As of this time: ISO 8601 with a zone. Default: now.")
+@click.option("--at", type=TimeParam(), help="As of this time: ISO 8601 with a zone. Default: now.")
 @click.option("--sql", "engine", type=click.Choice(get_args(Engine)), help="Print a SELECT for each table.")
-@click.option("--tag", metavar="NAME", help=f"Tag the snapshots as {TAG}NAME, so that expiry keeps them.")
+@click.option("--tag", metavar="NAME", help=f"Tag the snapshots as {TAG_PREFIX}NAME, so that expiry keeps them.")
 @click.option("--untag", metavar="NAME", help="Remove these tags, and print no cut.")
 def cut(  # noqa: PLR0913 - a command's options
     streams: tuple[str, ...],
@@ -73,7 +73,7 @@ def cut(  # noqa: PLR0913 - a command's options
     if as_json and engine:
         raise click.UsageError("--json and --sql are two output formats: give one of them")
     for name in filter(None, (tag, untag)):
-        if not _NAME.fullmatch(name):
+        if not _TAG_NAME.fullmatch(name):
             raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
     histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
     if untag:
@@ -89,36 +89,38 @@ def cut(  # noqa: PLR0913 - a command's options
     if as_json:
         echo_json(found)
     elif engine is None:
-        _show(found)
+        _print_cut(found)
     else:
         for table in found.tables:
-            echo(select(engine, tables[table.table][1], table))
+            echo(format_select(engine, tables[table.table][1], table))
 
 
-Tables = dict[str, tuple[Table, str]]
+LoadedTables = dict[str, tuple[Table, str]]
 """Maps each table's identifier to the loaded table and its catalog's name."""
 
 
-def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], Tables]:
+def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], LoadedTables]:
     """Return the streams and their tables, loaded so that all tables of a stream have the same published backfills and
     replays.
 
     With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
     published during each attempt.
     """
-    for _ in range(LOAD_ATTEMPTS):
+    for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
-        changed = [each.stream for each in opened if _published_meanwhile(each, tables[each.main.identifier][0])]
+        changed = [
+            each.stream for each in opened if _may_have_published_meanwhile(each, tables[each.main.identifier][0])
+        ]
         if not changed:
             return histories, tables
     raise WriterBusy(
         f"no cut of stream {changed[0]!r} is complete: a backfill or a replay of dead letters was published during "
-        f"each of {LOAD_ATTEMPTS} attempts. Run the command again once these have ended"
+        f"each of {MAX_LOAD_ATTEMPTS} attempts. Run the command again once these have ended"
     )
 
 
-def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
+def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
     """Return whether a backfill or replay was, or may have been, published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
     now = read_backfill(tables.main.refresh().properties, tables.stream)
@@ -129,14 +131,14 @@ def _published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
 
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
-) -> tuple[list[StreamTables], list[CutStream], Tables]:
+) -> tuple[list[StreamTables], list[CutStream], LoadedTables]:
     """Return the streams' table handles, their records for `find_cut`, and the loaded tables.
 
     With `complete`, raises TableLost or RouteBehind if rows are missing.
     """
     streams: list[StreamTables] = []
     histories: list[CutStream] = []
-    tables: Tables = {}
+    tables: LoadedTables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
         opened = read_stream(spec).tables
@@ -148,8 +150,8 @@ def _load_streams(
         default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
         if spec.route is not None and default_marker is not None:
-            with catalog_errors(opened.main.catalog_name):
-                since = missing_since(opened, default_marker)
+            with translate_catalog_errors(opened.main.catalog_name):
+                since = first_batch_missing_anywhere(opened, default_marker)
                 routed = load_route_tables(opened.main.current().catalog, spec.route, stream=name)
             if complete:
                 _check_complete(spec, opened, routed)
@@ -166,19 +168,19 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
 
     Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
     """
-    dropped = dropped_tables(spec, tables, existing)
+    dropped = find_dropped_tables(spec, tables, existing)
     listed = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(listed - {*existing, *(table.target for table in dropped)})
-    with catalog_errors(tables.main.catalog_name):
-        lost = [*dropped_sentences(dropped), *(unknown_sentence(spec, tables, target) for target in unknown)]
-    missing = [*lost, *map(str, tables_missing_backfill(tables, existing))]
+    with translate_catalog_errors(tables.main.catalog_name):
+        lost = [*shorten_dropped_tables(dropped), *(describe_unknown_table(spec, tables, target) for target in unknown)]
+    missing = [*lost, *map(str, find_tables_missing_backfill(tables, existing))]
     if missing:
         error = TableLost if lost else RouteBehind
         between = "\n- " if len(missing) > 1 else " "  # each is long, because it has a remedy
         raise error(f"no cut of {spec.name!r} has all rows:{between}{between.join(missing)}")
 
 
-def _tag(name: str, found: Cut, tables: Tables) -> None:
+def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
     """Tag the snapshots of all tables. If a table cannot be tagged, the new tags are removed from the others."""
     tagged = []
     try:
@@ -187,25 +189,25 @@ def _tag(name: str, found: Cut, tables: Tables) -> None:
                 echo(f"{table.table} had no snapshot at that time: it is not tagged", err=True)
                 continue
             loaded = tables[table.table][0]
-            is_new = TAG + name not in loaded.metadata.refs
-            set_tag(loaded, name, table.snapshot_id, retry_policy=_RETRIES)
+            is_new = TAG_PREFIX + name not in loaded.metadata.refs
+            set_tag(loaded, name, table.snapshot_id, retry_policy=_RETRY_POLICY)
             if is_new:
                 tagged.append(loaded)
     except FrazilError:
         for loaded in tagged:
-            remove_tag(loaded, name, retry_policy=_RETRIES)
+            remove_tag(loaded, name, retry_policy=_RETRY_POLICY)
         raise
 
 
-def _untag(name: str, tables: Tables) -> None:
+def _untag(name: str, tables: LoadedTables) -> None:
     """Remove the tag from all tables that have it. Raises FrazilError if none has it."""
-    removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRIES)]
+    removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRY_POLICY)]
     if not removed:
-        raise FrazilError(f"no table has the tag {TAG}{name}; tables searched: {', '.join(tables)}")
-    echo(f"{TAG}{name} is removed from {', '.join(removed)}")
+        raise FrazilError(f"no table has the tag {TAG_PREFIX}{name}; tables searched: {', '.join(tables)}")
+    echo(f"{TAG_PREFIX}{name} is removed from {', '.join(removed)}")
 
 
-def select(engine: Engine, catalog: str, table: CutTable) -> str:
+def format_select(engine: Engine, catalog: str, table: CutTable) -> str:
     """Return a SELECT statement that reads the table's snapshot with an engine."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
@@ -221,9 +223,9 @@ def select(engine: Engine, catalog: str, table: CutTable) -> str:
             return f"SELECT * FROM iceberg_scan('{location}', snapshot_from_id = {table.snapshot_id});"
 
 
-def _show(found: Cut) -> None:
+def _print_cut(found: Cut) -> None:
     def moment(ms: int | None) -> str:
-        return "" if ms is None else utc(ms)
+        return "" if ms is None else format_utc(ms)
 
     rows = [
         (

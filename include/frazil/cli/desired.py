@@ -15,16 +15,16 @@ import click
 from frazil import clock
 from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
-from frazil.commit.former_table import lost_or_replaced
+from frazil.commit.own_table_check import explain_lost_table
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import DesiredStore, open_desired
+from frazil.supervise.desired import DesiredStore, open_desired_store
 
-MAX_NAMED_ENDS = 5
+MAX_NAMED_PARTITIONS = 5
 """Maximum number of topic-partitions that `frazil resume --accept` names."""
 _reason_option = click.option(
     "--reason", default="", callback=check_reason, help="Reason; shown in the log and by `frazil status`."
@@ -69,9 +69,9 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
       frazil pause flights --reason "Kafka upgrade until 14:00"
     """
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
-    desired = open_desired(spec)
+    desired = open_desired_store(spec)
     desired.pause(by=current_user(), reason=reason)
-    stops = _foreground_writer(stream) or "its writer stops after the current batch"
+    stops = _foreground_hint(stream) or "its writer stops after the current batch"
     if spec.resources.driver_in_cluster:
         stops = "its driver in the cluster notices within half a minute, and stops after its current batch"
     output.say(f"{stream} is paused: {stops}. No supervisor starts one until `frazil resume {stream}`.")
@@ -104,12 +104,12 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
     spec = find_stream(streams_folder, stream)
     if accept:
         _accept_rejects(spec, reason, output)
-    desired = open_desired(spec)
+    desired = open_desired_store(spec)
     desired.resume(by=current_user(), reason=reason)
     starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
-    if _foreground_writer(stream):
+    if _foreground_hint(stream):
         starts = "it runs in the foreground"
-    elif _lost_table(spec, desired):
+    elif _missing_table_reason(spec, desired):
         starts = "its writer cannot continue until its table is restored"
     output.say(f"{stream} is resumed: {starts}.")
     _report_scope(spec, desired, output)
@@ -131,13 +131,13 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
       frazil restart flights --reason "new credentials"
     """
     spec = find_stream(streams_folder, stream)
-    desired = open_desired(spec)
-    if how := _foreground_writer(stream):
+    desired = open_desired_store(spec)
+    if how := _foreground_hint(stream):
         output.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
         return desired
     desired.restart(by=current_user(), reason=reason)
     starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
-    if _lost_table(spec, desired):
+    if _missing_table_reason(spec, desired):
         starts = "it cannot continue until its table is restored"
     output.say(f"{stream} gets a new writer: {starts}.")
     _report_scope(spec, desired, output)
@@ -149,22 +149,24 @@ def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> Non
 
     Later records are not accepted, because the user has not seen them.
     """
-    from frazil.commit.accepted_rejects import AcceptedRejects, accept  # with librdkafka, for --accept
-    from frazil.commit.opened import open_kafka, open_stream
+    from frazil.commit.accepted_rejects import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
+    from frazil.commit.open_streams import open_kafka, open_stream
 
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         ends = kafka.ends(topics.partitions)
-    accept(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
+    store_acceptance(opened.tables, AcceptedRejects(ends, topics.identity, current_user(), reason, clock.now_ms()))
     named = [f"{topic}[{partition}]@{end}" for (topic, partition), end in sorted(ends.items())]
-    more = f" and {len(named) - MAX_NAMED_ENDS:,} more" if len(named) > MAX_NAMED_ENDS else ""
-    output.say(f"Rejected records before {', '.join(named[:MAX_NAMED_ENDS])}{more} become dead letters, however many.")
+    more = f" and {len(named) - MAX_NAMED_PARTITIONS:,} more" if len(named) > MAX_NAMED_PARTITIONS else ""
+    output.say(
+        f"Rejected records before {', '.join(named[:MAX_NAMED_PARTITIONS])}{more} become dead letters, however many."
+    )
 
 
-def _lost_table(spec: StreamSpec, desired: DesiredStore) -> str | None:
+def _missing_table_reason(spec: StreamSpec, desired: DesiredStore) -> str | None:
     """Return why the stream's table is missing; None if it is not missing."""
-    return None if desired.is_with_table else lost_or_replaced(spec, None)
+    return None if desired.is_with_table else explain_lost_table(spec, None)
 
 
 def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
@@ -172,11 +174,11 @@ def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput
     it.
     """
     if not desired.is_with_table:
-        why = _lost_table(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
+        why = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This applies to this host only, because {why}.")
 
 
-def _foreground_writer(stream: str) -> str | None:
+def _foreground_hint(stream: str) -> str | None:
     """Return a sentence part that says how to end this host's writer without a supervisor; None if no such writer
     runs.
     """

@@ -18,7 +18,7 @@ from frazil.dev.object_store import LAKE, EmbeddedObjectStore
 from frazil.dev.postgres import CATALOGS_FILE, EmbeddedPostgres, write_catalogs
 from frazil.dev.registry import EmbeddedRegistry
 from frazil.dev.spark_cluster import EmbeddedSparkCluster, SparkMaster
-from frazil.home import dev_airflow, home
+from frazil.home import dev_airflow_home, home
 
 DEFAULT_KAFKA_PORT = 9092
 DEFAULT_AIRFLOW_PORT = 8080
@@ -87,35 +87,36 @@ def up(  # noqa: PLR0913 - a command's options
     """
     output = CommandOutput(as_json)
     schemas = store = database = None
-    kafka = _kafka(kafka_port).start()
-    output.say(f"Kafka    {kafka.bootstrap}   log {_short(kafka.log)}")
+    kafka = _create_kafka(kafka_port).start()
+    output.say(f"Kafka    {kafka.bootstrap}   log {_shorten_path(kafka.log)}")
     if registry:
-        schemas = _registry(registry_port).start()
-        output.say(f"Registry {schemas.url}   log {_short(schemas.log)}")
+        schemas = _create_registry(registry_port).start()
+        output.say(f"Registry {schemas.url}   log {_shorten_path(schemas.log)}")
     if object_store:
-        store = _object_store(object_store_port, catalog_port).start()
-        output.say(f"S3       {store.endpoint}   log {_short(store.log)}")
+        store = _create_object_store(object_store_port, catalog_port).start()
+        output.say(f"S3       {store.endpoint}   log {_shorten_path(store.log)}")
         output.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
     if postgres:
-        database = _postgres(postgres_port).start()
-        output.say(f"Postgres {database.address}   log {_short(database.log)}")
+        database = _create_postgres(postgres_port).start()
+        output.say(f"Postgres {database.address}   log {_shorten_path(database.log)}")
     if spark_cluster:
-        master = _spark_cluster(spark_port).start().master
-        log = _short(master.log)
+        master = _create_spark_cluster(spark_port).start().master
+        log = _shorten_path(master.log)
         output.say(f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {log}")
     if airflow:
-        started = _airflow(airflow_port, kafka.bootstrap).start()
+        started = _create_airflow(airflow_port, kafka.bootstrap).start()
         output.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
     _print_settings(kafka, schemas, output)
     if store or database:
         folder = home() / "dev"
         names = write_catalogs(folder, store=store, database=database, local_warehouse=home() / "warehouse")
         output.say(
-            f"\nThe catalogs {' and '.join(names)} are in {_short(folder / CATALOGS_FILE)}, with their passwords."
+            f"\nThe catalogs {' and '.join(names)} are in {_shorten_path(folder / CATALOGS_FILE)}, with their "
+            "passwords."
         )
         if os.environ.get("PYICEBERG_HOME") != str(folder):
             output.say(f"PyIceberg and frazil use them after:\n\n  export PYICEBERG_HOME={folder}")
-    output.end(**_document(parts()))
+    output.end(**_status_document(find_dev_servers()))
 
 
 def _print_settings(kafka: EmbeddedKafka, schemas: EmbeddedRegistry | None, output: CommandOutput) -> None:
@@ -137,7 +138,7 @@ def down(*, as_json: bool) -> None:
     Example:
       frazil dev down
     """
-    embedded = parts()
+    embedded = find_dev_servers()
     running = [name for name, server in embedded.servers().items() if server]
     for part in (
         embedded.airflow,
@@ -162,10 +163,10 @@ def status(as_json: bool) -> None:
     Example:
       frazil dev status --json
     """
-    embedded = parts()
+    embedded = find_dev_servers()
     servers, addresses = embedded.servers(), embedded.addresses()
     if as_json:
-        echo_json(_document(embedded))
+        echo_json(_status_document(embedded))
     else:
         for name, server in servers.items():
             where = addresses.get(name, "")
@@ -176,7 +177,7 @@ def status(as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class DevServers:
     """All servers that `frazil dev up` may have started in this FRAZIL_HOME."""
 
     kafka: EmbeddedKafka
@@ -209,31 +210,38 @@ class Parts:
         }
 
 
-def parts() -> Parts:
+def find_dev_servers() -> DevServers:
     """Return all servers, each with the port on which it last ran, or its default port."""
-    return Parts(_kafka(), _registry(), _object_store(), _postgres(), _spark_cluster(), _airflow())
+    return DevServers(
+        _create_kafka(),
+        _create_registry(),
+        _create_object_store(),
+        _create_postgres(),
+        _create_spark_cluster(),
+        _create_airflow(),
+    )
 
 
-def _kafka(port: int | None = None) -> EmbeddedKafka:
+def _create_kafka(port: int | None = None) -> EmbeddedKafka:
     """Return the embedded Kafka. `port` defaults to the port last used. The other servers' functions do the same."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 
 
-def _registry(port: int | None = None) -> EmbeddedRegistry:
+def _create_registry(port: int | None = None) -> EmbeddedRegistry:
     folder = home() / "dev" / "registry"
     return EmbeddedRegistry(folder, port=port or process.last_port(folder) or DEFAULT_REGISTRY_PORT)
 
 
-def _airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
+def _create_airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
     """Return the embedded Airflow. `bootstrap` is the address of its Kafka."""
-    folder = dev_airflow()
+    folder = dev_airflow_home()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
     port = port or process.last_port(folder) or DEFAULT_AIRFLOW_PORT
-    return EmbeddedAirflow(folder, _checkout(), port=port, extra=extra)
+    return EmbeddedAirflow(folder, _project_folder(), port=port, extra=extra)
 
 
-def _checkout() -> Path:
+def _project_folder() -> Path:
     """Return the current folder if it has a dags/ folder; otherwise the source folder from which frazil was
     installed.
     """
@@ -241,24 +249,24 @@ def _checkout() -> Path:
     return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
 
 
-def _object_store(port: int | None = None, catalog_port: int | None = None) -> EmbeddedObjectStore:
+def _create_object_store(port: int | None = None, catalog_port: int | None = None) -> EmbeddedObjectStore:
     folder = home() / "dev" / "object-store"
     last = EmbeddedObjectStore.last_ports(folder) or (DEFAULT_OBJECT_STORE_PORT, DEFAULT_CATALOG_PORT)
     return EmbeddedObjectStore(folder, port=port or last[0], catalog_port=catalog_port or last[1])
 
 
-def _postgres(port: int | None = None) -> EmbeddedPostgres:
+def _create_postgres(port: int | None = None) -> EmbeddedPostgres:
     folder = home() / "dev" / "postgres"
     return EmbeddedPostgres(folder, port=port or process.last_port(folder) or DEFAULT_POSTGRES_PORT)
 
 
-def _spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
+def _create_spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
     folder = home() / "dev" / "spark"
     last = SparkMaster.last_ports(folder / "master") or (DEFAULT_SPARK_PORT, 0)
     return EmbeddedSparkCluster(folder, port=port or last[0])
 
 
-def _document(embedded: Parts) -> dict[str, Any]:
+def _status_document(embedded: DevServers) -> dict[str, Any]:
     """Return the servers and their addresses for --json."""
     servers, addresses = embedded.servers(), embedded.addresses()
     names = {name: name for name in ("kafka", "registry", "object-store", "postgres")}
@@ -272,6 +280,6 @@ def _document(embedded: Parts) -> dict[str, Any]:
     }
 
 
-def _short(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """Return the path relative to the current folder, if it is inside; otherwise the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

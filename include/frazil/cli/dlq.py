@@ -14,18 +14,18 @@ from frazil import clock
 from frazil.backfill.commit import find_unfinished
 from frazil.backfill.request import check_coordinates
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import MomentText, check_reason, current_user, stream_options, yes_option
+from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
-from frazil.commit.opened import OpenStream, read_stream
+from frazil.commit.open_streams import OpenStream, read_stream
 from frazil.dead_letters.counts import count_by_day, read_samples
-from frazil.dead_letters.discard import Mark, discard
-from frazil.dead_letters.left_out import LeftOut, count_left_out, left_out_sentences
-from frazil.dead_letters.selection import ERROR_CLASS, Selection
+from frazil.dead_letters.discard import DiscardMark, discard
+from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_sentences
+from frazil.dead_letters.selection import ERROR_CLASS_PATTERN, Selection
 from frazil.errors import AdoptionRequired, SchemaIncompatible
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 from frazil.spec.load import find_stream
-from frazil.spec.units import counted
-from frazil.timetext import utc
+from frazil.spec.units import format_count
+from frazil.timetext import format_utc
 
 if TYPE_CHECKING:
     from frazil.dead_letters.replay import Preview, ReplayResult
@@ -40,7 +40,7 @@ MAX_SHOWN_CHARACTERS = 200
 def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
     """Click callback: return the reasons. Raises BadParameter if one is not the name of an error class."""
     for reason in reasons:
-        if not re.fullmatch(ERROR_CLASS, reason):
+        if not re.fullmatch(ERROR_CLASS_PATTERN, reason):
             raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
     return reasons
 
@@ -49,8 +49,8 @@ def _selection_options(command: Callable[..., None]) -> Any:
     """Add the stream argument, the common options, and the options that select dead letters to a command."""
     options = (
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
-        click.option("--from", "begin", type=MomentText(), help="Only dead letters rejected at this time or later."),
-        click.option("--to", "end", type=MomentText(), help="Only dead letters rejected earlier."),
+        click.option("--from", "begin", type=TimeParam(), help="Only dead letters rejected at this time or later."),
+        click.option("--to", "end", type=TimeParam(), help="Only dead letters rejected earlier."),
     )
     return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 
@@ -113,7 +113,9 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for dead_letter in found:
-        echo(f"{dead_letter.where}  {utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}")
+        echo(
+            f"{dead_letter.where}  {format_utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}"
+        )
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
         for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
@@ -147,13 +149,15 @@ def discard_(  # noqa: PLR0913 - a command's options
     opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
     count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
     if dry_run or not count:
-        sentence = f"{counted(count, 'dead letter')} of stream {stream} would be discarded."
+        sentence = f"{format_count(count, 'dead letter')} of stream {stream} would be discarded."
         sentence = sentence if count else _nothing_sentence(stream, "to discard", selection)
         _print_result(as_json, sentence, discarded=0, meant=count)
         return
-    ask(f"Discard {counted(count, 'dead letter')} of stream {stream}?", yes=yes)
-    done = discard(opened, selection, Mark(by, because, clock.now_ms()))
-    _print_result(as_json, f"{counted(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=count)
+    ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
+    done = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
+    _print_result(
+        as_json, f"{format_count(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=count
+    )
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -188,7 +192,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     for sentence in left_out_sentences(left, stream):
         echo(sentence, err=True)
     allow_pandas()
-    from frazil.dead_letters.replay import NOTHING_DONE, Preview, preview, replay  # loads the decoders for replays only
+    from frazil.dead_letters.replay import EMPTY_RESULT, Preview, preview, replay  # loads the decoders for replays only
 
     if dry_run:
         count = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
@@ -199,15 +203,15 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         sentence = " ".join(_preview_sentences(would, count, stream=stream, problem=problem))
         sentence = sentence if count else _nothing_sentence(stream, "to replay", selection, left_out=bool(left))
         shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
-        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_document(left))
+        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
         return
     with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)
-    own = next((d for d in done if not d.interrupted), NOTHING_DONE)
+    own = next((d for d in done if not d.interrupted), EMPTY_RESULT)
     earlier = next((d for d in done if d.interrupted), None)
     if as_json:
-        before = {"finished": _counts(earlier)} if earlier else {}
-        echo_json({**_counts(own), **_document(left), **before})
+        before = {"finished": _result_counts(earlier)} if earlier else {}
+        echo_json({**_result_counts(own), **_left_out_document(left), **before})
         return
     if earlier:
         echo(f"Finished a replay that another command began. {_result_sentence(opened.spec, earlier)}")
@@ -243,7 +247,7 @@ def _nothing_sentence(
 
 def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
     """Yield sentences on what a replay would do, and how the dead letters would fail again."""
-    yield f"{counted(count, 'dead letter')} of stream {stream} would be decoded again."
+    yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
         yield f"Which of them would land is unknown: {problem}" if problem else "Their records are rows already."
@@ -266,13 +270,13 @@ def _errors(would: Preview) -> list[str]:
     ]
 
 
-def _counts(done: ReplayResult) -> dict[str, int]:
+def _result_counts(done: ReplayResult) -> dict[str, int]:
     given_up = {"given-up": done.given_up} if done.given_up else {}
     repeated = {"repeated": done.repeated} if done.repeated else {}
     return {"landed": done.landed, "failed": done.failed, **given_up, **repeated}
 
 
-def _document(left: Mapping[LeftOut, int]) -> dict[str, Any]:
+def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
     """Return the numbers of dead letters that a replay leaves out, by reason, for --json."""
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
@@ -282,11 +286,14 @@ def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    return f"Stream {spec.name}: {counted(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed again."
+    return (
+        f"Stream {spec.name}: {format_count(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed "
+        "again."
+    )
 
 
 def _shorten(text: str) -> str:
-    return f"{safe(text[:MAX_SHOWN_CHARACTERS], lines=False)}{'…' if len(text) > MAX_SHOWN_CHARACTERS else ''}"
+    return f"{escape_unsafe(text[:MAX_SHOWN_CHARACTERS], lines=False)}{'…' if len(text) > MAX_SHOWN_CHARACTERS else ''}"
 
 
 def _print_result(as_json: bool, sentence: str, **document: Any) -> None:

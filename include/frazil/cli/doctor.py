@@ -14,14 +14,14 @@ import click
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
 from frazil.doctor import host
-from frazil.doctor.finding import Check, Finding, State, findings
-from frazil.doctor.streams import connections, declarations, stream_clocks
+from frazil.doctor.finding import Check, CheckState, Finding, run_checks
+from frazil.doctor.streams import check_connections, check_stream_clocks, load_declarations
 
 SIGNS = {
-    State.OK: ("✓", "green"),
-    State.WARNING: ("!", "yellow"),
-    State.WRONG: ("✗", "red"),
-    State.SKIPPED: ("–", "dim"),
+    CheckState.OK: ("✓", "green"),
+    CheckState.WARNING: ("!", "yellow"),
+    CheckState.WRONG: ("✗", "red"),
+    CheckState.SKIPPED: ("–", "dim"),
 }
 """Sign and color of each state."""
 
@@ -42,38 +42,40 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     Example:
       frazil doctor --streams include/streams
     """
-    streams, declared = declarations(streams_folder)
+    streams, declared = load_declarations(streams_folder)
     environment, default_ports, used_ports = _dev_environment()
     checks = {
-        "python": Check(host.python),
-        "java": Check(host.java, within_s=65),
-        "jars": Check(host.jars_of_spark),
-        "folders": Check(host.folders),
-        "tasks' python": Check(host.tasks_python, within_s=65),
-        **({"ports": Check(partial(host.ports, default_ports, used_ports))} if default_ports else {}),
+        "python": Check(host.check_python),
+        "java": Check(host.check_java, within_s=65),
+        "jars": Check(host.check_jars),
+        "folders": Check(host.check_folders),
+        "tasks' python": Check(host.check_task_python, within_s=65),
+        **({"ports": Check(partial(host.check_ports, default_ports, used_ports))} if default_ports else {}),
         "declarations": Check(lambda: declared),
-        "connections": Check(partial(connections, streams), within_s=180),
-        "clock": Check(partial(stream_clocks, streams), within_s=60),
-        "api server": Check(host.api_servers),
-        "airflow": Check(partial(host.airflow, streams_folder, environment), within_s=host.WITHIN_S),
+        "connections": Check(partial(check_connections, streams), within_s=180),
+        "clock": Check(partial(check_stream_clocks, streams), within_s=60),
+        "api server": Check(host.check_api_servers),
+        "airflow": Check(partial(host.check_airflow, streams_folder, environment), within_s=host.AIRFLOW_TIMEOUT_S),
     }
     found = []
-    for finding in findings(checks):
+    for finding in run_checks(checks):
         found.append(finding)
         if not as_json:
-            _show(finding)
+            _print_finding(finding)
     counts = Counter(finding.state for finding in found)
     if as_json:
-        echo_json({"findings": found, "counts": {state.value: counts[state] for state in State}})
+        echo_json({"findings": found, "counts": {state.value: counts[state] for state in CheckState}})
     else:
-        skipped = f", {counts[State.SKIPPED]} not checked" if counts[State.SKIPPED] else ""
-        counted = f"{counts[State.WRONG]} wrong, {counts[State.WARNING]} to check, {counts[State.OK]} in order"
+        skipped = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
+        counted = (
+            f"{counts[CheckState.WRONG]} wrong, {counts[CheckState.WARNING]} to check, {counts[CheckState.OK]} in order"
+        )
         echo(f"\n{counted}{skipped}")
-    if counts[State.WRONG]:
+    if counts[CheckState.WRONG]:
         raise SystemExit(1)
 
 
-def _show(finding: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     sign, style = SIGNS[finding.state]
     echo_line(f"{sign} {finding.subject:<14} {finding.said}", style=style, head=len(sign))
     if finding.fix:
@@ -89,9 +91,9 @@ def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}
-    from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, parts
+    from frazil.cli.dev import DEFAULT_AIRFLOW_PORT, DEFAULT_KAFKA_PORT, find_dev_servers
 
-    dev = parts()
+    dev = find_dev_servers()
     servers = dev.servers()
     used = {"kafka": dev.kafka.port} if servers["kafka"] else {}
     if servers["api-server"]:

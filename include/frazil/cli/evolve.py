@@ -10,18 +10,18 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
-from frazil.commit.opened import read_stream
+from frazil.commit.open_streams import read_stream
 from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.readings import NAMED_FIELDS
-from frazil.spec.units import counted
+from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+from frazil.spec.units import format_count
 from frazil.table.made_tables import load_route_tables
 from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 
-class RenameText(click.ParamType[tuple[str, str]]):
+class RenameParam(click.ParamType[tuple[str, str]]):
     """Parameter type: a column's old and new name, `old=new`."""
 
     name = "old=new"
@@ -37,7 +37,7 @@ class RenameText(click.ParamType[tuple[str, str]]):
 
 @click.command()
 @stream_options
-@click.option("--rename", "renames", type=RenameText(), multiple=True, help="A column's old and new name: `a=b`.")
+@click.option("--rename", "renames", type=RenameParam(), multiple=True, help="A column's old and new name: `a=b`.")
 @click.option("--drop", "drops", multiple=True, help="A column to drop.")
 @yes_option
 def evolve(  # noqa: PLR0913 - one for each option
@@ -64,7 +64,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     if not wanted:
         raise click.UsageError("give --rename or --drop")
     spec = find_stream(streams_folder, stream)
-    if spec.source.format.type not in NAMED_FIELDS:
+    if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         raise SpecError(
             f"stream {stream!r}: columns cannot be changed while the writer runs, because records of source.format "
             f"{spec.source.format.type} have no field names that could differ from the columns'. Stop the writer, "
@@ -73,7 +73,7 @@ def evolve(  # noqa: PLR0913 - one for each option
         )
     table = read_stream(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
-    where = spec.table.identifier + (f" and {counted(len(routed), 'table')} of its route" if routed else "")
+    where = spec.table.identifier + (f" and {format_count(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
         output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
     steps = [f"rename {old} to {new}" for old, new in wanted.renames.items()]

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, TextIO
 from frazil import clock
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.spec.units import counted
-from frazil.timetext import ago
+from frazil.spec.units import format_count
+from frazil.timetext import format_elapsed
 
 if TYPE_CHECKING:
     from frazil.events import BatchCommitted
@@ -33,11 +33,11 @@ LIVE_INTERVAL_S = 0.5
 """Time (s) between updates of the live line."""
 WAIT_REPORT_INTERVAL_S = 30.0
 """Time (s) for which a wait must last before it is shown, and between lines about it."""
-MAX_WAITING_LINES = 1000
+MAX_BUFFERED_LINES = 1000
 """Maximum number of lines that are buffered while the terminal is blocked. Lines that explain why the writer ended may
 exceed it, up to twice as many.
 """
-CLEAR = "\r\x1b[K"
+CLEAR_LINE = "\r\x1b[K"
 """Terminal control sequence that clears the current line."""
 MAX_SIGNAL_DELAY_S = 0.5
 """Maximum delay (s) of a signal handler."""
@@ -82,7 +82,7 @@ class WriterPipe(logging.Handler):
     def _try_write(self, kind: str, line: str) -> bool:
         """Write a line. Return False if the pipe is full."""
         try:
-            os.write(self._fd, _frame(kind, line))
+            os.write(self._fd, _encode_line(kind, line))
         except BlockingIOError:
             return False
         except OSError:  # nothing reads any longer, and the writer continues to its end
@@ -92,10 +92,10 @@ class WriterPipe(logging.Handler):
 
 def omitted_text(count: int) -> str:
     """Return the line that replaces `count` lines that the terminal did not accept in time."""
-    return f"... {counted(count, 'line')} not shown, because the terminal was blocked; the log has them"
+    return f"... {format_count(count, 'line')} not shown, because the terminal was blocked; the log has them"
 
 
-def _frame(kind: str, line: str) -> bytes:
+def _encode_line(kind: str, line: str) -> bytes:
     """Return a line as bytes for the pipe. Shortens the line until the bytes fit into one atomic write."""
     while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
         line = f"{line[: len(line) * 3 // 4]}..."
@@ -169,9 +169,9 @@ class Terminal:
     def complain(self, line: str) -> None:
         """Queue a line that explains why the writer ended."""
         self.complained = True
-        self._queue(sys.stderr, line, limit=2 * MAX_WAITING_LINES)
+        self._queue(sys.stderr, line, limit=2 * MAX_BUFFERED_LINES)
 
-    def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_WAITING_LINES) -> None:
+    def _queue(self, stream: TextIO, line: str, *, limit: int = MAX_BUFFERED_LINES) -> None:
         """Queue a line. If `limit` lines are queued already, count the line as omitted instead."""
         if self._lines.qsize() >= limit:
             self._omitted += 1
@@ -190,7 +190,7 @@ class Terminal:
                 self._show_live(writer)
                 continue
             if self._live:
-                self._show(sys.stdout, CLEAR)
+                self._show(sys.stdout, CLEAR_LINE)
             if item is None:
                 return
             self._show(item[0], f"{item[1]}\n")
@@ -213,7 +213,7 @@ class Terminal:
             return
         heartbeat = Heartbeat.read(self._exchange)
         text = live_text(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
-        self._show(sys.stdout, CLEAR + text[: shutil.get_terminal_size().columns - 1])
+        self._show(sys.stdout, CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
 
 
 def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
@@ -226,18 +226,18 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
     text = {
         Phase.STARTING: "starting Spark",
         Phase.TAKING_OVER: "taking over, and starting Spark",
-        Phase.WAITING: f"{counted(heartbeat.lag, 'record', 'waits for its|wait for their')} batch"
+        Phase.WAITING: f"{format_count(heartbeat.lag, 'record', 'waits for its|wait for their')} batch"
         if heartbeat.lag
         else "waiting for records",
-        Phase.STAGING: f"{batch}: {counted(heartbeat.batch_records, 'record')} read",
+        Phase.STAGING: f"{batch}: {format_count(heartbeat.batch_records, 'record')} read",
         Phase.JOURNALING: f"{batch}: committing",
-        Phase.COMMITTING: f"{batch}: {counted(heartbeat.merged_rows, 'row')} read to merge it"
+        Phase.COMMITTING: f"{batch}: {format_count(heartbeat.merged_rows, 'row')} read to merge it"
         if heartbeat.merged_rows
         else f"{batch}: committing",
         Phase.STOPPING: "ending",
         Phase.ENDED: "ending",
     }[heartbeat.phase]
-    return f"{text} ({ago(now_ms - heartbeat.advanced_at_ms)})"
+    return f"{text} ({format_elapsed(now_ms - heartbeat.advanced_at_ms)})"
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:
@@ -268,17 +268,17 @@ class WaitReporter:
         first, self._reported_at = self._reported_at is None, now
         return None if first else f"waiting: {sentence}"
 
-    def batch_committed(self) -> None:
+    def note_commit(self) -> None:
         """Record that a batch was committed."""
         self._none_since_commit = True
 
-    def batch_began(self) -> None:
+    def note_batch_start(self) -> None:
         """Record that a batch begins or is retried."""
         if self._none_since_commit:
             self._reported_at = None
 
 
-class Totals:
+class RunTotals:
     """Counts the rows and dead letters that one run has committed, and describes them."""
 
     def __init__(self, spec: StreamSpec) -> None:
@@ -299,18 +299,20 @@ class Totals:
         self.filtered += filtered
         if not batch.records and not batch.rejected and not filtered:
             return f"batch {batch.key}: no new records, only the watermark was updated"
-        where = "" if self._merges else f" in {counted(batch.files, 'file')}"  # change files are not added to the table
+        where = (
+            "" if self._merges else f" in {format_count(batch.files, 'file')}"
+        )  # change files are not added to the table
         took_s, repeats = batch.stage_s + batch.commit_s, batch.changes.get("repeated", 0)
-        rejected = f", {counted(batch.rejected, 'dead letter')}" if batch.rejected else ""
-        dropped = f", {counted(repeats, 'repeat')} dropped" if repeats else ""
-        dropped += f", {counted(filtered, 'record')} dropped by the transform" if filtered else ""
+        rejected = f", {format_count(batch.rejected, 'dead letter')}" if batch.rejected else ""
+        dropped = f", {format_count(repeats, 'repeat')} dropped" if repeats else ""
+        dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
         return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0) -> str:
         """Return the last line of a successful run. `waiting` is the number of rows that wait for routed tables."""
         how = "stopped" if stopped else "caught up"
         if waiting:
-            rows = counted(waiting, "row", "waits for its table|wait for their tables")
+            rows = format_count(waiting, "row", "waits for its table|wait for their tables")
             return f"{self._end_text(how, 'for')}; {rows}: `frazil route {self._stream}` shows why"
         return self._end_text(how, "into" if self._merges else "in")
 
@@ -320,13 +322,15 @@ class Totals:
             return f"{how}: no new records for {self._tables}"
         rows = f"{self._records_text(self.records)} {into} {self._tables}"
         if self._dropped is not None:
-            kept, repeats = counted(self.records - self._dropped, "row"), counted(self._dropped, "repeat")
-            rows = f"{counted(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
+            kept, repeats = format_count(self.records - self._dropped, "row"), format_count(self._dropped, "repeat")
+            rows = f"{format_count(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
         elif self._drops_repeats:
-            rows = f"{counted(self.records, 'record')} for {self._tables}, including repeats that were dropped"
-        rows += f", {counted(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
+            rows = f"{format_count(self.records, 'record')} for {self._tables}, including repeats that were dropped"
+        rows += f", {format_count(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
         if self.rejected:
-            rows += f", {counted(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
+            rows += (
+                f", {format_count(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
+            )
         return f"{how}: {rows}"
 
     def document(self, *, stopped: bool, waiting: int = 0) -> dict[str, object]:
@@ -343,5 +347,5 @@ class Totals:
         An upsert stream counts changes, because a later change may replace a change before it becomes a row.
         """
         if self._drops_repeats:
-            return counted(records, "record")
-        return f"{counted(records, 'change')} merged" if self._merges else counted(records, "row")
+            return format_count(records, "record")
+        return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")

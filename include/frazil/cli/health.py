@@ -15,34 +15,34 @@ import click
 
 from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_narrow, with_subject
+from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
 from frazil.cli.status import MAX_PARALLEL_READS
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
-from frazil.maintenance.alert_rules import Reading, readings
+from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
-from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.load import NotMadeByRoute
 from frazil.maintenance.measure import measure
-from frazil.maintenance.routed import made_tables
-from frazil.maintenance.stream_rules import stream_readings
+from frazil.maintenance.routed import find_template_tables
+from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import (
     MaintainedTable,
     TableKind,
     find_maintained,
     maintained_tables,
-    routes,
+    routes_by_name,
     template_table,
 )
-from frazil.spec.last_valid import declared_streams
+from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted, rounded_bytes
+from frazil.spec.units import format_count, format_rounded_bytes
 from frazil.status.state import StreamState
-from frazil.status.stream import stream_state
-from frazil.status.table import missing_tables
+from frazil.status.stream import read_stream_state
+from frazil.status.table import describe_missing_tables
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import load_stream_table
-from frazil.timetext import ago, utc
+from frazil.timetext import format_elapsed, format_utc
 
 MAX_PARTITIONS = 20
 """Maximum number of partitions shown; --json has all."""
@@ -99,32 +99,34 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
       frazil health demo.flights --deep
     """
     now_ms, requests = clock.now_ms(), CatalogRequests()
-    specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+    specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _table_report(maintained, now_ms=now_ms, deep=deep)
+        report = _measure_table(maintained, now_ms=now_ms, deep=deep)
         measured = [(maintained, report)]
-        reports, unknown = ([report], {}) if report.health else _with_missing(measured, maintained.streams, requests)
+        reports, unknown = (
+            ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
+        )
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
     else:
-        routed, unlisted = _routed_tables(specs, requests)
+        routed, unlisted = _find_routed_tables(specs, requests)
         tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
         with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
             results = pool.map(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
             measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
-        reports, unknown = _with_missing(measured, specs, requests)
-        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem(e)) for n, e in unknown.items()]
+        reports, unknown = _add_missing_tables(measured, specs, requests)
+        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem_sentence(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
     with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        running = list(pool.map(partial(_stream_report, requests, now_ms=now_ms), specs))
+        running = list(pool.map(partial(_read_stream, requests, now_ms=now_ms), specs))
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
-        _show(found, _rules_by_table(running), in_full=table is not None)
+        _print_tables(found, _rules_by_table(running), in_full=table is not None)
         shown = [report.problem for report in found if report.problem]
         beyond = (reading.sentence for stream in running for reading in stream.beyond)
         echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in shown))
@@ -140,7 +142,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(FrazilError.exit_code)
 
 
-def _with_missing(
+def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     """Return the reports, with those of tables that streams once had and catalogs have lost. Tables from name templates
@@ -152,7 +154,7 @@ def _with_missing(
 
     def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
         try:
-            return requests.run(spec.table.catalog, lambda: missing_tables(spec))
+            return requests.run(spec.table.catalog, lambda: describe_missing_tables(spec))
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -170,7 +172,7 @@ def _with_missing(
     for table, report in measured:
         _, problem = gone.pop((table.catalog, table.identifier), (None, None))
         if not (problem or report.problem or report.health) and table.kind is TableKind.DEAD_LETTERS:
-            problem = _dead_letters_dropped(table)
+            problem = _dropped_dead_letters_reason(table)
         reports.append(replace(report, problem=problem, missing=True) if problem and not report.health else report)
     for (_, name), (spec, problem) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         reports.append(
@@ -185,7 +187,7 @@ def _with_missing(
     return reports, unknown
 
 
-def _dead_letters_dropped(table: MaintainedTable) -> str | None:
+def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
     """Return why a dead-letter table is missing; None if no stream of it has started, or if the reason is unknown."""
     try:
         for spec in table.streams:
@@ -197,7 +199,7 @@ def _dead_letters_dropped(table: MaintainedTable) -> str | None:
     return None
 
 
-def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
+def _measure_table(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> TableReport:
     """Measure a table. `health` is None in the report if the table does not exist."""
     found = measure(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, deep=deep)
     if found is None:
@@ -209,29 +211,29 @@ def _table_report(maintained: MaintainedTable, *, now_ms: int, deep: bool) -> Ta
         "delete-files-per-file": found.delete_files_per_file,
         "deleted-percent": found.deleted_percent,
     }
-    beyond = tuple(r for r in readings(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
+    beyond = tuple(r for r in evaluate_table_rules(found, maintained.settings, now_ms=now_ms) if r.is_beyond)
     return TableReport(maintained.name, maintained.kind, found, ratios, beyond)
 
 
-def _routed_tables(
+def _find_routed_tables(
     specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
     """Return the tables that routes may have created, and a report for each route whose tables cannot be listed."""
     tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
-    for name, spec in routes(specs).items():
+    for name, spec in routes_by_name(specs).items():
         try:
             tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
-            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem(error)))
+            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem_sentence(error)))
     return tables, unlisted
 
 
 def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
-    return made_tables(open_existing_catalog(spec.table.catalog), spec, specs)
+    return find_template_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
-def _problem(error: Exception) -> str:
+def _problem_sentence(error: Exception) -> str:
     return f"it cannot be measured: {type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -243,17 +245,17 @@ def _report_if_possible(
     Returns None for a table that fits a route's name template but was not created by the route.
     """
     try:
-        return requests.run(maintained.catalog, lambda: _table_report(maintained, now_ms=now_ms, deep=deep))
-    except MadeElsewhere:
+        return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
+    except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
-        return TableReport(maintained.name, maintained.kind, problem=_problem(error))
+        return TableReport(maintained.name, maintained.kind, problem=_problem_sentence(error))
 
 
-def _stream_report(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    timed_out = requests.timed_out(spec.table.catalog)
-    state = stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=timed_out)
-    values = stream_readings(state, spec.maintenance.alerts, now_ms=now_ms)
+def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+    timed_out = requests.has_timed_out(spec.table.catalog)
+    state = read_stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=timed_out)
+    values = evaluate_stream_rules(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in values if reading.is_beyond))
 
 
@@ -265,66 +267,75 @@ def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
     return rules
 
 
-def _show(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
+def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
         for report in found:
-            echo_fields(_fields(report.health) if report.health else {"table": report.table, "state": _state(report)})
+            echo_fields(
+                _health_fields(report.health)
+                if report.health
+                else {"table": report.table, "state": _state_text(report)}
+            )
             if report.health and report.health.partitions is not None:
-                _show_partitions(report.health.partitions)
+                _print_partitions(report.health.partitions)
     else:
-        columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_narrow())]
-        cells = [dict(zip(COLUMNS, _row(report, stream_rules.get(report.table, ())), strict=True)) for report in found]
+        columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
+        cells = [
+            dict(zip(COLUMNS, _table_row(report, stream_rules.get(report.table, ())), strict=True)) for report in found
+        ]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
-        problems = [with_subject(report.table, report.problem)] if report.problem else []
+        problems = [prefix_subject(report.table, report.problem)] if report.problem else []
         echo_lines([*problems, *(reading.sentence for reading in report.beyond)])
 
 
-def _row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
+def _table_row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
     one = report.health
     if one is None:
-        return (report.table, *[""] * 7, _state(report, stream_rules))
+        return (report.table, *[""] * 7, _state_text(report, stream_rules))
     return (
         report.table,
         f"{one.data_files:,}",
-        rounded_bytes(one.average_file_bytes),
+        format_rounded_bytes(one.average_file_bytes),
         f"{one.manifests:,}",
-        rounded_bytes(one.manifest_list_bytes_per_file),
-        rounded_bytes(one.metadata_bytes),
+        format_rounded_bytes(one.manifest_list_bytes_per_file),
+        format_rounded_bytes(one.metadata_bytes),
         f"{one.snapshots:,}",
         _compacted_text(one),
-        _state(report, stream_rules),
+        _state_text(report, stream_rules),
     )
 
 
-def _state(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
+def _state_text(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
     if report.health is None:
         state = "missing" if report.missing else "unknown" if report.problem else "no table yet"
         return ", ".join([state, *stream_rules])
     return ", ".join([*(r.rule for r in report.beyond), *stream_rules]) or "ok"
 
 
-def _fields(one: TableHealth) -> dict[str, str]:
-    target, average = rounded_bytes(one.target_file_bytes), rounded_bytes(one.average_file_bytes)
-    per_file = rounded_bytes(one.manifest_list_bytes_per_file)
-    added = f"{counted(one.files_since_compaction, 'file')} of {rounded_bytes(one.bytes_since_compaction)} since"
+def _health_fields(one: TableHealth) -> dict[str, str]:
+    target, average = format_rounded_bytes(one.target_file_bytes), format_rounded_bytes(one.average_file_bytes)
+    per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
+    added = (
+        f"{format_count(one.files_since_compaction, 'file')} of {format_rounded_bytes(one.bytes_since_compaction)} "
+        "since"
+    )
     return {
         "table": one.table,
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "data files": f"{one.data_files:,}, {average} on average (target {target})",
-        "data": f"{rounded_bytes(one.data_bytes)}, {counted(one.rows, 'row')}",
+        "data": f"{format_rounded_bytes(one.data_bytes)}, {format_count(one.rows, 'row')}",
         "recent files": _recent_files_text(one.recent),
         "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
         "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of the rows there",
         "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
-        f"{rounded_bytes(one.manifests_bytes)}",
-        "manifest list": f"{rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
-        "metadata.json": rounded_bytes(one.metadata_bytes),
-        "snapshots": f"{one.snapshots:,}, the oldest from {utc(one.oldest_snapshot_at_ms)}",
+        f"{format_rounded_bytes(one.manifests_bytes)}",
+        "manifest list": f"{format_rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
+        "metadata.json": format_rounded_bytes(one.metadata_bytes),
+        "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
         "compacted": f"{_compacted_text(one)}{' in its history' if one.last_compaction_at_ms is None else ''}, {added}",
         **{
             f"stream {s.name}": f"lag {'unknown' if s.lag is None else f'{s.lag:,}'}, last commit "
-            f"{_ago_text(s.last_commit_at_ms, one.at_ms)}, watermark {utc(s.watermark_ms)}"
+            f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"
             for s in one.streams
         },
     }
@@ -334,24 +345,25 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
     if recent is None:
         return "unknown"
     return (
-        f"{recent.files:,} of the last {counted(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
-        f"partition and commit, the smallest 10 % of at most {rounded_bytes(recent.p10_bytes)}"
+        f"{recent.files:,} of the last {format_count(recent.commits, 'commit')}, {recent.files_per_partition:.1f} per "
+        f"partition and commit, the smallest 10 % of at most {format_rounded_bytes(recent.p10_bytes)}"
     )
 
 
-def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
+def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
     """Show the partitions that most need compaction.
 
     They are sorted by the number of small files, then of data files with many deleted rows, then of delete files.
     """
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
-    echo(f"{counted(files, 'data file')} in {counted(len(partitions), 'partition')}, {each:.1f} each")
+    echo(f"{format_count(files, 'data file')} in {format_count(len(partitions), 'partition')}, {each:.1f} each")
     if deletes := sum(p.delete_files for p in partitions):
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
         dangling = sum(len(p.deletes.dangling) for p in partitions)
         echo(
-            f"{counted(deletes, 'delete file')} of {rounded_bytes(size)} with {counted(rows, 'row')}; {dangling:,} of "
+            f"{format_count(deletes, 'delete file')} of {format_rounded_bytes(size)} with "
+            f"{format_count(rows, 'row')}; {dangling:,} of "
             "them refer to data files that no longer exist"
         )
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
@@ -361,24 +373,26 @@ def _show_partitions(partitions: Sequence[PartitionFiles]) -> None:
             p.path or "(all)",
             f"{p.files:,}",
             f"{p.small_files:,}",
-            rounded_bytes(p.bytes),
-            rounded_bytes(p.small_bytes),
-            rounded_bytes(p.p10_bytes),
+            format_rounded_bytes(p.bytes),
+            format_rounded_bytes(p.small_bytes),
+            format_rounded_bytes(p.p10_bytes),
             f"{p.delete_files:,}",
             f"{p.deletes.rows:,}",
-            "" if p.window_end_us is None else utc(p.window_end_us // 1000),
+            "" if p.window_end_us is None else format_utc(p.window_end_us // 1000),
         )
         for p in worst[:MAX_PARTITIONS]
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > MAX_PARTITIONS:
-        echo(f"and {counted(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all")
+        echo(
+            f"and {format_count(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all"
+        )
 
 
 def _compacted_text(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
-    return "never" if at_ms is None else _ago_text(at_ms, one.at_ms)
+    return "never" if at_ms is None else _format_age(at_ms, one.at_ms)
 
 
-def _ago_text(ms: int | None, now_ms: int) -> str:
-    return "unknown" if ms is None else f"{ago(now_ms - ms)} ago"
+def _format_age(ms: int | None, now_ms: int) -> str:
+    return "unknown" if ms is None else f"{format_elapsed(now_ms - ms)} ago"

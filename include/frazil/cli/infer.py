@@ -14,11 +14,11 @@ from pydantic import ValidationError
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json
 from frazil.errors import SpecError
-from frazil.spec.addresses import servers_problem
+from frazil.spec.addresses import find_servers_problem
 from frazil.spec.formats import Registry
 from frazil.spec.load import DEFAULTS_FILE, read_defaults
-from frazil.spec.problems import meaning_of
-from frazil.spec.references import resolve_all
+from frazil.spec.problems import describe_error
+from frazil.spec.references import resolve_properties
 
 NOTHING_INFERRED = "Nothing was inferred: fix that, or give another registry with --registry"
 
@@ -55,28 +55,32 @@ def infer(  # noqa: PLR0913 - one for each option
     Example:
       frazil infer orders --table shop.orders > include/streams/orders.yaml
     """
-    from frazil.infer.proposal import Named, proposal  # as below
-    from frazil.infer.registered import registered  # as below
-    from frazil.infer.topic import sample_of  # loads Arrow and librdkafka
+    from frazil.infer.proposal import StreamNames, propose_declaration  # as below
+    from frazil.infer.registered import fetch_registered_schemas  # as below
+    from frazil.infer.topic import read_sample  # loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry
 
-    stream = name or _stream_name(topic)
-    named = Named(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
-    properties = _properties(streams_folder, bootstrap_servers)
-    declared = _registry(streams_folder, registry_url)
-    sample = sample_of(properties, topic, records=records)
+    stream = name or _to_stream_name(topic)
+    named = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
+    properties = _load_kafka_properties(streams_folder, bootstrap_servers)
+    declared = _load_registry(streams_folder, registry_url)
+    sample = read_sample(properties, topic, records=records)
     written = None
     if declared is not None:
-        written = registered(sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED))
-    text = proposal(sample, named, written)
+        written = fetch_registered_schemas(
+            sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED)
+        )
+    text = propose_declaration(sample, named, written)
     echo_json({"stream": stream, "declaration": text}) if as_json else echo(text, nl=False)
 
 
-def _registry(folder: Path, url: str | None) -> Registry | None:
+def _load_registry(folder: Path, url: str | None) -> Registry | None:
     """Return the registry of the folder's defaults file, with its URL replaced by `url` if given; None without both."""
     file = folder / DEFAULTS_FILE
-    declared = _source(folder).get("format")
-    registry = _mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
+    declared = _load_source(folder).get("format")
+    registry = (
+        _get_mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
+    )
     if url is None and not registry:
         return None
     values = {**registry, **({"url": url} if url else {})}
@@ -84,33 +88,34 @@ def _registry(folder: Path, url: str | None) -> Registry | None:
         return Registry.model_validate(values, by_alias=True, by_name=False, context={"folder": folder})
     except ValidationError as error:
         lines = (
-            f"{file}: {'.'.join(map(str, ('source', 'format', 'registry', *details['loc'])))}: {meaning_of(details)}"
+            f"{file}: {'.'.join(map(str, ('source', 'format', 'registry', *details['loc'])))}: "
+            f"{describe_error(details)}"
             for details in error.errors()
         )
         raise SpecError("\n".join(lines)) from None
 
 
-def _properties(folder: Path, servers: str | None) -> dict[str, str]:
+def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
     """Return the Kafka properties of the folder's defaults file. `servers`, if given, replaces its brokers."""
-    file, source = folder / DEFAULTS_FILE, _source(folder)
-    properties = _mapping(source, "properties", file, "source.properties")
+    file, source = folder / DEFAULTS_FILE, _load_source(folder)
+    properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
     where = "--bootstrap-servers" if servers else f"{file}: source.bootstrap-servers"
     servers = servers or source.get("bootstrap-servers")
     if not servers:
         raise SpecError(f"no brokers: give them with --bootstrap-servers, or in {file} as source.bootstrap-servers")
-    resolved = resolve_all({**declared, "bootstrap.servers": str(servers)}, os.environ)
-    if problem := servers_problem(resolved["bootstrap.servers"]):
+    resolved = resolve_properties({**declared, "bootstrap.servers": str(servers)}, os.environ)
+    if problem := find_servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")
     return resolved
 
 
-def _source(folder: Path) -> Mapping[str, Any]:
+def _load_source(folder: Path) -> Mapping[str, Any]:
     """Return the section `source` of the folder's defaults file."""
-    return _mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
+    return _get_mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
 
 
-def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
+def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:
     """Return the mapping at a key; an empty one if the key is missing. Raises SpecError for any other value."""
     value = above.get(key) or {}
     if not isinstance(value, Mapping):
@@ -118,7 +123,7 @@ def _mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mappi
     return value
 
 
-def _stream_name(topic: str) -> str:
+def _to_stream_name(topic: str) -> str:
     """Convert a topic's name to a valid name of a stream."""
     name = re.sub(r"[^a-z0-9_-]+", "_", topic.lower()).strip("_-")[:60]
     return name if name[:1].isalpha() else f"t_{name}"

@@ -25,7 +25,7 @@ class _NoPandas(MetaPathFinder):
 _NO_PANDAS = _NoPandas()
 
 
-def begin_light() -> None:
+def begin_fast_imports() -> None:
     """Turn off garbage collection and imports of pandas, so that later imports are fast.
 
     If pandas is installed, PyArrow imports it to recognise pandas objects, which is the slowest import of all. Commands
@@ -36,7 +36,7 @@ def begin_light() -> None:
         sys.meta_path.insert(0, _NO_PANDAS)
 
 
-def end_light() -> None:
+def end_fast_imports() -> None:
     """Turn on garbage collection again, and exclude the objects that exist now from it.
 
     Does nothing if `begin_fast_imports` was not called.

@@ -102,7 +102,7 @@ class LazyGroup(click.Group):
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(import_module(module), attribute)
-        light.end_light()
+        light.end_fast_imports()
         return command
 
     def resolve_command(
@@ -125,16 +125,16 @@ class LazyGroup(click.Group):
         if incomplete.startswith("-"):
             return super().shell_complete(ctx, incomplete)
         names = [name for name in COMMANDS if name.startswith(incomplete)]
-        return [CompletionItem(name, help=_summary(name).get_short_help_str()) for name in names]
+        return [CompletionItem(name, help=_parse_help(name).get_short_help_str()) for name in names]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the list of subcommands without importing their modules."""
         width = formatter.width - 6 - max(map(len, COMMANDS))
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _summary(name).get_short_help_str(width)) for name in COMMANDS])
+            formatter.write_dl([(name, _parse_help(name).get_short_help_str(width)) for name in COMMANDS])
 
 
-def _summary(command: str) -> click.Command:
+def _parse_help(command: str) -> click.Command:
     """Return a command that has only its help text, which is read from the source file without an import."""
     module, attribute = COMMANDS[command].split(":")
     spec = find_spec(module)
@@ -171,7 +171,7 @@ def main() -> None:
 
     With --json, also prints the error to standard output, as a JSON document.
     """
-    light.begin_light()
+    light.begin_fast_imports()
     try:
         with report_missing_extras(), _report_full_disk():
             frazil()

@@ -19,16 +19,16 @@ from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
-from frazil.maintenance.due import Action, enabled
+from frazil.maintenance.due import Action, is_enabled
 from frazil.maintenance.expiry import ExpiryPlan
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.outcomes import report_maintenance
 from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
-from frazil.spark.catalog_jars import catalog_jars
-from frazil.spec.load import load_streams, no_stream, valid_streams
+from frazil.spark.catalog_jars import ensure_catalog_jars
+from frazil.spec.load import load_streams, load_valid_streams, no_stream_error
 from frazil.spec.maintenance import Maintenance
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 WHOLE_TABLE = "(all)"
 """Name shown for the only partition of an unpartitioned table."""
-MAX_SHOWN = 20
+MAX_SHOWN_ROWS = 20
 """Maximum number of partitions, or of kept snapshots, that a dry run prints. With --json, it prints all of them."""
 
 
-class ActionsText(click.ParamType[tuple[Action, ...]]):
+class ActionsParam(click.ParamType[tuple[Action, ...]]):
     """Parameter type: names of actions, separated by commas."""
 
     name = "actions"
@@ -55,7 +55,7 @@ class ActionsText(click.ParamType[tuple[Action, ...]]):
 
 @click.command()
 @table_options
-@click.option("--actions", type=ActionsText(), default=",".join(Action), show_default=True, help="Only these actions.")
+@click.option("--actions", type=ActionsParam(), default=",".join(Action), show_default=True, help="Only these actions.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done and why, and change nothing; no JVM starts.")
 def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[Action, ...], dry_run: bool) -> None:
     """Compact TABLE, rewrite its manifests, and expire its snapshots, each only if worthwhile.
@@ -70,18 +70,18 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
       frazil maintain demo.flights --dry-run
       frazil maintain demo.flights --actions compaction
     """
-    specs, problems = valid_streams(streams_folder)
+    specs, problems = load_valid_streams(streams_folder)
     for problem in problems:
         echo(problem, err=True)
     found = find_maintained(specs, table)
     if dry_run:
-        plans = _plans(found, actions)
-        echo_json(plans) if as_json else _show(plans, found.settings)
+        plans = _make_plans(found, actions)
+        echo_json(plans) if as_json else _print_plans(plans, found.settings)
         return
-    _run(found, actions, as_json=as_json)
+    _run_actions(found, actions, as_json=as_json)
 
 
-def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
+def _make_plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
     """Return the plan of each action, in the order in which a run carries them out.
 
     Raises SpecError or TableLost if the table does not exist.
@@ -93,7 +93,7 @@ def _plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, Ma
         raise absent_table_error(found.identifier, found.streams) from None
 
 
-def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
+def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
     allow_pandas()
     from frazil.maintenance import run  # takes seconds to import, and only a run needs it
 
@@ -105,7 +105,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             name = f"frazil maintain {found.identifier}"
-            session = start_session(name, found.catalog, properties=local_spark(found.catalog))
+            session = start_session(name, found.catalog, properties=local_spark_settings(found.catalog))
             end.callback(session.stop)
             return session
 
@@ -119,7 +119,7 @@ def _run(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) ->
     sys.exit(next((outcome.exit_code for outcome in outcomes if outcome.exit_code), 0))
 
 
-def local_spark(catalog: str | None) -> dict[str, str]:
+def local_spark_settings(catalog: str | None) -> dict[str, str]:
     """Return the settings of a Spark that uses all cores of this machine and listens on localhost only, with one
     catalog's jars.
 
@@ -129,7 +129,7 @@ def local_spark(catalog: str | None) -> dict[str, str]:
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",
         "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
-        "spark.jars": ",".join(map(str, catalog_jars(catalog))),
+        "spark.jars": ",".join(map(str, ensure_catalog_jars(catalog))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
@@ -137,21 +137,23 @@ def local_spark(catalog: str | None) -> dict[str, str]:
     }
 
 
-def _show(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> None:
+def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance) -> None:
     for action, plan in plans.items():
         echo(f"{action}: {plan.sentence}")
         if isinstance(plan, CompactionPlan):
-            _show_partitions(plan)
+            _print_partitions(plan)
             if plan.dangling:
-                echo(f"{counted(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too")
+                echo(
+                    f"{format_count(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too"
+                )
         elif isinstance(plan, ExpiryPlan) and plan.kept:
             kept = [(str(snapshot), why) for snapshot, why in plan.kept.items()]
-            echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN])
-    for action in (action for action in plans if not enabled(settings, action)):
+            echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])
+    for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")
 
 
-def _show_partitions(plan: CompactionPlan) -> None:
+def _print_partitions(plan: CompactionPlan) -> None:
     rows = [
         ("rewrite", r.partition.path or WHOLE_TABLE, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites
     ]
@@ -160,9 +162,9 @@ def _show_partitions(plan: CompactionPlan) -> None:
         rows.append(("leave", path, f"{small.small_files:,}", f"{small.small_bytes:,}", left.reason))
     if rows:
         columns = ("plan", "partition", "files", "bytes", "why")
-        echo_table(columns, rows[:MAX_SHOWN], numbers=frozenset({"files", "bytes"}))
-    if len(rows) > MAX_SHOWN:
-        echo(f"and {len(rows) - MAX_SHOWN:,} more: --json has them all")
+        echo_table(columns, rows[:MAX_SHOWN_ROWS], numbers=frozenset({"files", "bytes"}))
+    if len(rows) > MAX_SHOWN_ROWS:
+        echo(f"and {len(rows) - MAX_SHOWN_ROWS:,} more: --json has them all")
 
 
 @click.command()
@@ -182,7 +184,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
     """
     specs = load_streams(streams_folder)
     if not specs:
-        raise no_stream(streams_folder)
+        raise no_stream_error(streams_folder)
     maintained = find_maintained(specs.values(), table)
     now_ms = clock.now_ms()
     with progress("listing the table's files"):

@@ -13,36 +13,36 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.cli.options import (
-    MomentText,
-    OffsetsText,
+    OffsetsParam,
+    TimeParam,
     current_user,
     stream_options,
     yes_option,
 )
 from frazil.cli.output import CommandOutput, ask
-from frazil.commit import marker_change
+from frazil.commit import marker_changes
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_can_hold
-from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import nest_by_topic, property_name
-from frazil.commit.missing_rows import tables_behind
-from frazil.commit.opened import open_dead_letters, open_kafka, open_named, open_stream, read_stream
-from frazil.commit.reset import Available, BeforeReset, Move, before_reset
+from frazil.commit.missing_rows import find_lagging_tables
+from frazil.commit.open_streams import open_dead_letters, open_kafka, open_stream, open_with_table, read_stream
+from frazil.commit.own_table_check import check_own_table
+from frazil.commit.reset_plan import AvailableOffsets, OffsetMove, StateBeforeReset, read_state_before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.operations.resetting import carry_out_reset, compute_moves, consequences_for
+from frazil.operations.prepared_actions import carry_out_reset, compute_moves, describe_stream_consequences
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
-from frazil.status.reset_target import NotInKafka, ResetTarget, fetch_available, target_offsets
-from frazil.table.branches import live_rows
+from frazil.spec.units import format_count
+from frazil.status.reset_target import NotInKafka, ResetTarget, fetch_available, find_target_offsets
+from frazil.table.branches import count_live_rows
 from frazil.table.lost import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 
 @click.command()
@@ -54,10 +54,10 @@ from frazil.timetext import utc
     help="Where to continue. `marker`: at the marker, or at the first offset that Kafka still has. `timestamp`: at a "
     "broker's time. `table`: where the table is after a rollback.",
 )
-@click.option("--at", type=MomentText(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
+@click.option("--at", type=TimeParam(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
     "--offsets",
-    type=OffsetsText(),
+    type=OffsetsParam(),
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option
@@ -82,7 +82,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     spec = find_stream(streams_folder, stream)
     opened = read_stream(spec)
     with open_kafka(spec) as kafka:
-        seen = before_reset(opened.tables)
+        seen = read_state_before_reset(opened.tables)
         if seen.marker_text is None:
             raise AdoptionRequired(
                 f"stream {stream!r} has no marker in table {spec.table.identifier}, so nothing can be reset. Its first "
@@ -90,19 +90,19 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
             )
         now = fetch_available(kafka, seen.marker)
         try:
-            target = target_offsets(choice, seen=seen, now=now, kafka=kafka)
+            target = find_target_offsets(choice, seen=seen, now=now, kafka=kafka)
         except NotInKafka as error:
             raise click.BadParameter(str(error), param_hint="--offsets") from error
     plan = compute_moves(spec, target, seen=seen, now=now)
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
-    output.say(next_step(stream, marker.at.epoch, open_launcher(stream).observe().process))
+    output.say(describe_next_step(stream, marker.at.epoch, open_launcher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     output.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
 
-def next_step(stream: str, epoch: int, writer: ProcessState) -> str:
+def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
     """Return a sentence about the next step after a reset. `writer` is the state of the writer's process on this host.
     Pure.
     """
@@ -119,7 +119,7 @@ def next_step(stream: str, epoch: int, writer: ProcessState) -> str:
 
 
 def _print_moves(
-    plan: tuple[Move, ...], spec: StreamSpec, seen: BeforeReset, now: Available, output: CommandOutput
+    plan: tuple[OffsetMove, ...], spec: StreamSpec, seen: StateBeforeReset, now: AvailableOffsets, output: CommandOutput
 ) -> None:
     """Show which offsets a reset skips, which it reads again, and the consequences."""
     columns = ("topic-partition", "table holds up to", "Kafka has", "continues at", "skips", "reads again")
@@ -135,7 +135,7 @@ def _print_moves(
         for m in plan
     ]
     output.table(columns, rows, numbers=frozenset(columns[1:]))
-    for sentence in consequences_for(spec, plan, seen=seen, now=now):
+    for sentence in describe_stream_consequences(spec, plan, seen=seen, now=now):
         output.say(sentence)
     if open_launcher(spec.name).observe().process.is_alive:
         output.say(
@@ -169,26 +169,26 @@ def adopt(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> Non
     if table is None or property_name(stream) in table.properties:
         output.end(stream=stream, adopted=False)
         return
-    output.say(f"Table {spec.table.identifier} has {_rows_since(table)}.")
+    output.say(f"Table {spec.table.identifier} has {_describe_rows(table)}.")
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         offsets = kafka.starts(spec.source.start, topics.partitions)
     others = other_readers(table.properties, topics.identity, stream=stream)
-    output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_in_words}.")
+    output.say(f"Stream {stream} would append to it, from {spec.source.start} of {spec.source.topics_text}.")
     forgotten = forgotten_reader(table.properties, topics.identity, stream=stream)
-    for sentence in _earlier_readers(stream, others, forgotten=forgotten):
+    for sentence in _describe_earlier_readers(stream, others, forgotten=forgotten):
         output.say(sentence)
     ask(f"Let stream {stream} append to {spec.table.identifier}?", yes=yes)
     check_can_hold(table.catalog, spec, now_ms=clock.now_ms())
     ensure_table(table.catalog, spec)
     opened = open_stream(spec)
     begin = continued_offsets(offsets, others)
-    marker = marker_change.adopt(opened.tables, offsets=begin, source=topics.identity)
+    marker = marker_changes.adopt(opened.tables, offsets=begin, source=topics.identity)
     output.say(f"Adopted: stream {stream} begins at {nest_by_topic(marker.offsets)}. `frazil run {stream}` starts it.")
     output.end(stream=stream, adopted=True, offsets=nest_by_topic(marker.offsets))
 
 
-def _earlier_readers(
+def _describe_earlier_readers(
     stream: str, others: Mapping[str, Mapping[str, object]], *, forgotten: str | None
 ) -> Iterator[str]:
     """Yield sentences about streams that wrote records of the same topics to this table before."""
@@ -232,12 +232,12 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
         output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:
-            opened = open_named(spec, table)
+            opened = open_with_table(spec, table)
             _check_no_rows_wait(opened.tables, stream)
-            removed = marker_change.forget(opened.tables, state=opened.tables.state)
-            output.say(f"Removed the markers and {counted(removed, 'object')} next to the table.")
+            removed = marker_changes.forget(opened.tables, state=opened.tables.state)
+            output.say(f"Removed the markers and {format_count(removed, 'object')} next to the table.")
         elif (dead_letters := open_dead_letters(spec)) is not None:
-            marker_change.forget_dead_letters(dead_letters)
+            marker_changes.forget_dead_letters(dead_letters)
         shutil.rmtree(folder, ignore_errors=True)
     output.say(f"Stream {stream} is forgotten.")
     output.end(stream=stream, removed_objects=removed, run_folder=folder)
@@ -252,17 +252,17 @@ def _check_no_rows_wait(tables: StreamTables, stream: str) -> None:
         marker = tables.marker()
     except MarkerUnreadable:
         return
-    if marker and (behind := tables_behind(tables, marker)):
+    if marker and (behind := find_lagging_tables(tables, marker)):
         raise SpecError(
             f"rows wait for {behind[0].target}, and would be lost: let the writer run until `frazil route {stream}` "
             "shows no table, or give them up with its option --give-up"
         )
 
 
-def _rows_since(table: Table) -> str:
+def _describe_rows(table: Table) -> str:
     """Return the number of rows and the time of the oldest snapshot as text."""
     oldest = min((s.timestamp_ms for s in table.metadata.snapshots), default=None)
     head = table.current_snapshot()
-    rows = live_rows(head) if head else 0
-    count = "an unknown number of rows" if rows is None else counted(rows, "row")
-    return count if oldest is None else f"{count}; its oldest snapshot is from {utc(oldest)}"
+    rows = count_live_rows(head) if head else 0
+    count = "an unknown number of rows" if rows is None else format_count(rows, "row")
+    return count if oldest is None else f"{count}; its oldest snapshot is from {format_utc(oldest)}"

@@ -55,7 +55,7 @@ streams_option = click.option(
 )
 
 
-class MomentText(click.ParamType[datetime]):
+class TimeParam(click.ParamType[datetime]):
     """Parameter type: a time with a time zone, so that it means the same on every machine."""
 
     name = "time"
@@ -70,7 +70,7 @@ class MomentText(click.ParamType[datetime]):
         return moment
 
 
-class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
+class OffsetsParam(click.ParamType[Mapping[TopicPartition, int]]):
     """Parameter type: offsets as JSON, `{"topic": {"partition": offset}}`, or the path of a file with such JSON."""
 
     name = "json-or-file"
@@ -91,7 +91,7 @@ class OffsetsText(click.ParamType[Mapping[TopicPartition, int]]):
             self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
 
 
-class DurationText(click.ParamType[timedelta]):
+class DurationParam(click.ParamType[timedelta]):
     """Parameter type: a duration in the syntax of declarations, such as `30m`."""
 
     name = "duration"
@@ -105,16 +105,16 @@ class DurationText(click.ParamType[timedelta]):
             self.fail(f"{value!r} {error}", param, ctx)
 
 
-def _completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+def _make_completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
     """Return a shell completion that offers `names(stream)` for each valid stream in the folder."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
         from frazil.errors import SpecError  # only when a shell asks
-        from frazil.spec.load import valid_streams
+        from frazil.spec.load import load_valid_streams
 
         given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
         try:
-            specs, _ = valid_streams(Path(given))
+            specs, _ = load_valid_streams(Path(given))
         except SpecError:  # the folder declares no stream
             return []
         offered = {name for spec in specs for name in names(spec)}
@@ -123,8 +123,8 @@ def _completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., l
     return complete
 
 
-_complete_streams = _completion(lambda spec: (spec.name,))
-_complete_tables = _completion(lambda spec: (spec.table.identifier, spec.dead_letter_table))
+_complete_streams = _make_completion(lambda spec: (spec.name,))
+_complete_tables = _make_completion(lambda spec: (spec.table.identifier, spec.dead_letter_table))
 streams_argument = click.argument("streams", nargs=-1, required=True, shell_complete=_complete_streams)
 any_streams_argument = click.argument("streams", nargs=-1, shell_complete=_complete_streams)
 
@@ -184,7 +184,7 @@ class CatalogRequests:
     def __init__(self) -> None:
         self._timeouts: dict[str | None, CommitUnavailable] = {}
 
-    def timed_out(self, catalog: str | None) -> bool:
+    def has_timed_out(self, catalog: str | None) -> bool:
         """Return whether a request to the catalog has timed out."""
         return catalog in self._timeouts
 

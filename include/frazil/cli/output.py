@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,7 +26,7 @@ _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 """A command after a colon, in backticks, and the punctuation after it."""
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 """A word of a command line. Quotes keep words together."""
-WIDE_TERMINAL = 100
+MIN_WIDE_TERMINAL = 100
 """Minimum width of a terminal, in characters, for a table with all columns."""
 PIPE_WIDTH = 200
 """Width of output without a terminal, in characters. It is large, so that long values in tables stay on one line."""
@@ -37,7 +37,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
     Control characters, which may come from users or producers, are escaped.
     """
-    click.echo(safe(text), err=err, nl=nl)
+    click.echo(escape_unsafe(text), err=err, nl=nl)
 
 
 def echo_json(document: object) -> None:
@@ -46,7 +46,7 @@ def echo_json(document: object) -> None:
     Names of dataclass fields become kebab-case, as in the streams' YAML. Values of types that JSON does not have are
     printed as strings.
     """
-    echo(json.dumps(_plain(document), indent=2, default=str))
+    echo(json.dumps(_to_json_value(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class CommandOutput:
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> None:
         """Print a table."""
-        _console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
+        _make_console(err=self.as_json).print(build_table(columns, rows, numbers=numbers))
 
     def end(self, **document: object) -> None:
         """Print the JSON document, with names in kebab-case, if --json was given."""
@@ -102,7 +102,7 @@ def wrap_command(line: str, width: int) -> str:
     return " \\\n".join(f"{INDENT}{part}" for part in lines)
 
 
-def with_subject(name: str, sentence: str) -> str:
+def prefix_subject(name: str, sentence: str) -> str:
     """Prefix a sentence with its subject, unless the sentence begins with it."""
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
@@ -121,22 +121,22 @@ def build_table(
         whole = column == columns[0]
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=whole)
     for row in rows:
-        table.add_row(*map(safe, row))
+        table.add_row(*map(escape_unsafe, row))
     return table
 
 
-def field_lines(fields: Mapping[str, str]) -> list[str]:
+def format_fields(fields: Mapping[str, str]) -> list[str]:
     """Return a line per field: its name and its value, aligned."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 
 
 def echo_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()) -> None:
-    _console().print(build_table(columns, rows, numbers=numbers))
+    _make_console().print(build_table(columns, rows, numbers=numbers))
 
 
 def echo_fields(fields: Mapping[str, str]) -> None:
-    echo_lines(field_lines(fields))
+    echo_lines(format_fields(fields))
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
@@ -146,21 +146,21 @@ def echo_lines(lines: Iterable[RenderableType]) -> None:
             for part in split_commands(line):
                 echo(part)
         else:
-            _console().print(line)
+            _make_console().print(line)
 
 
-def is_narrow() -> bool:
+def is_terminal_narrow() -> bool:
     """Return whether the output is a terminal that is too narrow for a table with all columns."""
-    return _console().width < WIDE_TERMINAL
+    return _make_console().width < MIN_WIDE_TERMINAL
 
 
 def echo_line(line: str, *, style: str, head: int) -> None:
     """Print a line whose first `head` characters have a style, if the terminal supports styles."""
     from rich.text import Text  # only for output to users
 
-    text = Text(safe(line))
+    text = Text(escape_unsafe(line))
     text.stylize(style, 0, head)
-    _console().print(text, soft_wrap=True)
+    _make_console().print(text, soft_wrap=True)
 
 
 def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
@@ -172,7 +172,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     from rich.live import Live
     from rich.text import Text
 
-    console = _console()
+    console = _make_console()
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
     # Our own signal handler might wait for a lock that the loop holds. Python's handler raises at once.
@@ -182,7 +182,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
             shown: list[RenderableType] = []
             for line in render():
                 if isinstance(line, str):
-                    shown += [wrap_command(safe(part), console.width) for part in split_commands(line)]
+                    shown += [wrap_command(escape_unsafe(part), console.width) for part in split_commands(line)]
                 else:
                     shown.append(line)
             head = Text(f"{datetime.now(UTC):%H:%M:%S} UTC, every {every_s:g} s; Ctrl-C ends\n", style="dim")
@@ -196,7 +196,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
     Yields a function `step(done, total, text)`, which turns the display into a progress bar.
     """
-    console = _console(err=True)
+    console = _make_console(err=True)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
         return
@@ -220,7 +220,7 @@ def ask(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _console(*, err: bool = False) -> Console:
+def _make_console(*, err: bool = False) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, stderr=err)
@@ -229,12 +229,12 @@ def _console(*, err: bool = False) -> Console:
     return console
 
 
-def _plain(value: object) -> Any:
+def _to_json_value(value: object) -> Any:
     """Convert a value to JSON's types. Names of dataclass fields become kebab-case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name.replace("_", "-"): _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name.replace("_", "-"): _to_json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): _to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
+        return [_to_json_value(v) for v in value]
     return value

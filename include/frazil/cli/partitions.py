@@ -19,11 +19,11 @@ from frazil.cli.output import echo, echo_fields, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_until_us, format_time
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.completion import Assessment, assess, assess_group, release_window, resend_signals
+from frazil.signals.completion import Assessment, assess_group, assess_table, release_window, resend_signals
 from frazil.signals.signal import Signal
-from frazil.spec.load import streams_of, valid_streams
+from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, never_complete
+from frazil.spec.routed_stream import is_group, never_complete_message
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import absent_table_error
@@ -42,7 +42,7 @@ class SourceStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Partitions:
+class PartitionsDocument:
     """The document that `--json` prints."""
 
     table: str
@@ -118,42 +118,42 @@ def partitions(  # noqa: PLR0913 - a command's options
     by = f"by {current_user()}, frazil partitions"
     assessment = _assess(catalog, specs)
     if held and reason:
-        release_window(catalog, specs[0], _window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
+        release_window(catalog, specs[0], _parse_window(held), note=f"released {by}: {reason}", clock_ms=clock.now_ms())
     if again:
-        wanted = [window for key in again for window in _windows(key, assessment.grain)]
+        wanted = [window for key in again for window in _windows_of_day(key, assessment.grain)]
         resend_signals(catalog, table, wanted, note=f"sent again {by}", clock_ms=clock.now_ms())
-    document = _document(_assess(catalog, specs) if held or again else assessment, last)
+    document = _build_document(_assess(catalog, specs) if held or again else assessment, last)
     if as_json:
         echo_json(document)
     else:
-        _show(document)
+        _print_windows(document)
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
     """Return the streams that write to a table. `name` is the table's, or that of one of its streams (a stream's name
     has no dot).
     """
-    specs = valid_streams(streams_folder)[0] if "." not in name else []
+    specs = load_valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:
-        return streams_of(streams_folder, name)
+        return find_streams_of(streams_folder, name)
     echo(f"{name} is a stream; showing its table {table}", err=True)
-    return streams_of(streams_folder, table)
+    return find_streams_of(streams_folder, table)
 
 
 def _assess(catalog: Catalog, specs: Sequence[StreamSpec]) -> Assessment:
     """Return the state of a table's windows. Raises SpecError if its windows never complete, and an error if the table
     does not exist.
     """
-    assessment = assess(catalog, specs)
+    assessment = assess_table(catalog, specs)
     if assessment is None:
         if specs[0].window is None:
-            raise SpecError(never_complete(specs[0]))
+            raise SpecError(never_complete_message(specs[0]))
         raise absent_table_error(specs[0].table.identifier, specs)
     return assessment
 
 
-def _window(key: str) -> Window:
+def _parse_window(key: str) -> Window:
     """Parse a partition key. Raises click.UsageError."""
     try:
         return Window.parse(key)
@@ -161,25 +161,25 @@ def _window(key: str) -> Window:
         raise click.UsageError(f"partition {error}") from error
 
 
-def _windows(key: str, grain: Grain) -> Sequence[Window]:
+def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
     """Return all windows of a day.
 
     Raises click.UsageError for a single hour, because the roll-up of its day would wait for the day's other hours.
     """
-    window = _window(key)
+    window = _parse_window(key)
     if window.grain is not Grain.DAY:
         raise click.UsageError(f"--send-again needs a day, but {key} is an hour: give {key[:10]}")
     return list(windows_between(grain, window.start_us, window.end_us))
 
 
-def _document(assessment: Assessment, last: int) -> Partitions:
+def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
     """Return the state of a table's windows as a JSON document, with the signals of the last `last` windows."""
     cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:
         since = min([cursor.through_us - last * assessment.grain.us, *cursor.held])
         newest = assessment.signals.newest(from_us=since, to_us=cursor.through_us)
-    return Partitions(
+    return PartitionsDocument(
         table=assessment.signals.table,
         window=assessment.grain,
         complete_to=None if bound is None else format_time(bound),
@@ -220,7 +220,7 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
         echo("the template has created no table yet")
 
 
-def _show(found: Partitions) -> None:
+def _print_windows(found: PartitionsDocument) -> None:
     if found.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
         rows = [

@@ -16,7 +16,7 @@ from frazil.cli.options import json_option, stream_argument, stream_options, str
 from frazil.cli.output import echo, echo_json
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
 
 @click.command()
@@ -36,16 +36,16 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
 
     found = previewed(find_stream(streams_folder, stream), limit=limit)
     if as_json:
-        echo_json({"stream": stream, "records": [_plain(dataclasses.asdict(one)) for one in found]})
+        echo_json({"stream": stream, "records": [_to_json_value(dataclasses.asdict(one)) for one in found]})
         return
     for one in found:
-        what = one.error or " ".join(json.dumps(_plain(row), ensure_ascii=False) for row in one.rows)
+        what = one.error or " ".join(json.dumps(_to_json_value(row), ensure_ascii=False) for row in one.rows)
         echo(f"{one.topic}-{one.partition}@{one.offset}  {one.fate:<11}  {what}".rstrip())
     fates = Counter(one.fate for one in found)
-    words = [counted(fates["row"], "record", "lands|land"), f"{fates['dropped']:,} dropped"]
-    words += [counted(fates["dead letter"], "dead letter")]
+    words = [format_count(fates["row"], "record", "lands|land"), f"{fates['dropped']:,} dropped"]
+    words += [format_count(fates["dead letter"], "dead letter")]
     words += [f"{fates['no change']:,} without a change"] * bool(fates["no change"])
-    echo(f"{counted(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
+    echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
 
 
 @click.command()
@@ -83,10 +83,10 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         echo_json({"stream": stream, "texts": texts})
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     """Convert a value to JSON's types."""
     if isinstance(value, dict):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {str(key): _to_json_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [_to_json_value(inner) for inner in value]
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)

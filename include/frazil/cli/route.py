@@ -11,29 +11,29 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
-from frazil.cli.output import CommandOutput, ask, with_subject
-from frazil.commit import marker_change
+from frazil.cli.output import CommandOutput, ask, prefix_subject
+from frazil.commit import marker_changes
 from frazil.commit.backfill_records import give_up_rows
-from frazil.commit.followers import Behind, check_routed_not_rolled_back
+from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
-from frazil.commit.marker_change import is_ahead
-from frazil.commit.members import forget_member, read_member, write_member
-from frazil.commit.opened import OpenStream, open_stream, read_stream
-from frazil.commit.waiting_files import load_note
+from frazil.commit.marker_changes import is_ahead
+from frazil.commit.open_streams import OpenStream, open_stream, read_stream
+from frazil.commit.routed_table_records import delete_table_record, read_table_record, write_table_record
+from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.spec.load import find_stream
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.stream.dropped_tables import (
     DroppedTable,
-    behind_default_table,
     dropped_table_value,
+    find_lagging_and_dropped_tables,
     recreate_table,
     route_may_include,
 )
 from frazil.stream.routed_tables import is_foreign_table
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.made_tables import load_route_tables
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 _GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeated."
 
@@ -65,23 +65,23 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     if marker is None or (marker.routed is None and opened.spec.route is None):
         what = "has no route" if opened.spec.route is None else "has never started: its first start creates its tables"
         raise SpecError(f"stream {stream!r} {what}")
-    with catalog_errors(opened.tables.main.catalog_name):
-        found = _Differences.find(opened, marker)
+    with translate_catalog_errors(opened.tables.main.catalog_name):
+        found = _RouteDifferences.find(opened, marker)
         done = [table for table in given_up if _give_up(opened, marker, found, table, output, yes=yes)]
         if not given_up:
-            _show(found, stream, output)
+            _print_differences(found, stream, output)
     output.end(stream=stream, **{field.name: getattr(found, field.name) for field in fields(found)}, given_up=done)
     if not given_up and found.has_any:
         raise SystemExit(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Differences:
+class _RouteDifferences:
     """The tables of a route that differ from the default table, by kind of difference."""
 
-    behind: list[Behind]
+    behind: list[LaggingTable]
     """Tables that are missing rows of batches or backfills."""
-    coming: list[Behind]
+    coming: list[LaggingTable]
     """Tables that are missing only the default table's last batch. The writer may be about to commit it to them."""
     dropped: list[DroppedTable]
     """Dropped tables for which no rows wait."""
@@ -89,15 +89,15 @@ class _Differences:
     """Tables with batches that the default table does not have."""
 
     @classmethod
-    def find(cls, opened: OpenStream, default_marker: Marker) -> _Differences:
+    def find(cls, opened: OpenStream, default_marker: Marker) -> _RouteDifferences:
         """Compare the route's tables with the default table."""
         route, catalog = opened.spec.route, opened.tables.main.current().catalog
         existing = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
-        behind, dropped = behind_default_table(opened.spec, opened.tables, default_marker, existing)
+        behind, dropped = find_lagging_and_dropped_tables(opened.spec, opened.tables, default_marker, existing)
         now_ms = opened.tables.clock_ms()
-        coming = [each for each in behind if each.is_coming(now_ms)]
+        coming = [each for each in behind if each.is_about_to_commit(now_ms)]
         behind = [each for each in behind if each not in coming]
-        return cls(behind, coming, dropped, _tables_ahead(opened, default_marker, existing))
+        return cls(behind, coming, dropped, _find_tables_ahead(opened, default_marker, existing))
 
     @property
     def has_any(self) -> bool:
@@ -113,7 +113,7 @@ class _Differences:
         """Return the number of rows that wait for a table. `backfilled` includes rows of a backfill."""
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
-    def backfill_for(self, table: str) -> Behind | None:
+    def backfill_for(self, table: str) -> LaggingTable | None:
         """Return the backfill or replay whose rows wait for a table; None if there is none."""
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
@@ -121,12 +121,12 @@ class _Differences:
         """Return the tables that are missing rows, or were dropped."""
         return {*(each.target for each in self._missing()), *(each.target for each in self.dropped)}
 
-    def _missing(self) -> list[Behind]:
+    def _missing(self) -> list[LaggingTable]:
         """Return all tables that are missing rows, whether their rows are about to be committed or not."""
         return [*self.behind, *self.coming]
 
 
-def _tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[str, Table]) -> list[str]:
+def _find_tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[str, Table]) -> list[str]:
     """Return tables with batches that the default table does not have, for example after `frazil forget`.
 
     The writer cannot start until an operator gives up these tables.
@@ -135,12 +135,12 @@ def _tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[
     return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
-def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
+def _print_differences(found: _RouteDifferences, stream: str, output: CommandOutput) -> None:
     if found.behind:
-        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", utc(b.since_ms)) for b in found.behind]
+        rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(with_subject(behind.target, behind.reason))
+        output.say(prefix_subject(behind.target, behind.reason))
     for dropped in found.dropped:
         output.say(dropped.reason)
     for table in found.ahead:
@@ -149,18 +149,24 @@ def _show(found: _Differences, stream: str, output: CommandOutput) -> None:
             f"was forgotten. `frazil route {stream} --give-up {table}` lets it continue"
         )
     for coming in found.coming:
-        last = f"{counted(coming.rows, 'row')} of the default table's last batch, of {utc(coming.since_ms)}"
+        last = f"{format_count(coming.rows, 'row')} of the default table's last batch, of {format_utc(coming.since_ms)}"
         output.say(f"{coming.target} is missing {last}: the writer, if it runs, is about to commit them.")
     if not (found.coming or found.has_any):
         output.say(f"No table of the route is behind (compares positions; frazil audit {stream} compares rows).")
 
 
 def _give_up(  # noqa: PLR0913
-    opened: OpenStream, default_marker: Marker, found: _Differences, table: str, output: CommandOutput, *, yes: bool
+    opened: OpenStream,
+    default_marker: Marker,
+    found: _RouteDifferences,
+    table: str,
+    output: CommandOutput,
+    *,
+    yes: bool,
 ) -> bool:
     """Give up the waiting rows of one table, if the user confirms. Returns False if no rows waited for it."""
     _check_routed(opened, default_marker, found, table)
-    is_routed, exists = route_may_include(opened.spec, opened.tables, table), _exists(opened, table)
+    is_routed, exists = route_may_include(opened.spec, opened.tables, table), _table_exists(opened, table)
     if is_routed and not exists:
         dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
@@ -183,25 +189,27 @@ def _give_up(  # noqa: PLR0913
         if not exists:
             recreate_table(opened.spec, opened.tables, table)
         elif is_foreign_table(opened.spec, opened.tables, table):
-            marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
-            forget_member(opened.tables, table)
+            marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
+            delete_table_record(opened.tables, table)
             output.say(
                 f"{table} was not created for these rows, and stays as it is. The stream continues without it: its "
                 "records become dead letters, unless the declaration adds it to route.tables."
             )
             return True
-        marker_change.give_up(opened.tables, table, default_marker)
+        marker_changes.discard_rows_of_existing_table(opened.tables, table, default_marker)
         _record_current_table(opened, table)
     except Exception as error:  # catalogs' clients raise anything
-        if load_note(opened.tables, table) is None:
+        if load_missing_table_note(opened.tables, table) is None:
             raise
         output.say(f"{table} still does not exist ({error}). Once it exists, it gets the rows of later batches.")
-        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
     output.say(f"{table} continues. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
     return True
 
 
-def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
+def _is_settled(
+    opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
+) -> bool:
     """Return whether a table agrees with the default table, or was given up before. Called only if no rows wait for
     it.
     """
@@ -219,7 +227,9 @@ def _is_settled(opened: OpenStream, default_marker: Marker, found: _Differences,
     return marker is not None
 
 
-def _discard_rows(opened: OpenStream, default_marker: Marker, found: _Differences, table: str, *, exists: bool) -> bool:
+def _discard_rows(
+    opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
+) -> bool:
     """Discard rows that wait for a table that the route no longer includes. Returns True if nothing else has to be
     given up.
 
@@ -229,25 +239,25 @@ def _discard_rows(opened: OpenStream, default_marker: Marker, found: _Difference
     if waiting and waiting.backfill:
         give_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:
-        marker_change.give_up_waiting_rows(opened.tables, table, default_marker)
+        marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
     return not exists or (waiting is not None and not of_batches)
 
 
 def _record_current_table(opened: OpenStream, table: str) -> None:
     """Record the current table of this name as a table of the route, if the route had one of this name before."""
-    member = read_member(opened.tables, table)
+    member = read_table_record(opened.tables, table)
     if member is not None:
-        write_member(opened.tables, table, member.value, opened.tables.handle(table).current())
+        write_table_record(opened.tables, table, member.value, opened.tables.handle(table).current())
 
 
-def _check_routed(opened: OpenStream, default_marker: Marker, found: _Differences, table: str) -> None:
+def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str) -> None:
     """Raise SpecError if the route neither includes the table nor has waiting rows for it."""
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _was_given_up(opened, table):
         return
     is_own = table in {spec.table.identifier, spec.dead_letter_table}
     is_listed = spec.route is not None and table in spec.route.tables.values()
-    is_written = _exists(opened, table) and marker in opened.tables.handle(table).current().properties
+    is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):
         others = ", ".join(sorted(found.tables()))
         hint = f"tables that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
@@ -256,11 +266,11 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _Difference
 
 def _was_given_up(opened: OpenStream, table: str) -> bool:
     """Return whether an operator gave up rows of a table that was missing, or that the route had not created."""
-    note = load_note(opened.tables, table)
+    note = load_missing_table_note(opened.tables, table)
     return note is not None and note.given_up is not None
 
 
-def _exists(opened: OpenStream, table: str) -> bool:
+def _table_exists(opened: OpenStream, table: str) -> bool:
     try:
         opened.tables.handle(table).refresh()
     except NoSuchTableError:

@@ -26,26 +26,26 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from frazil import clock
-from frazil.cli.foreground import Terminal, Totals, WaitReporter, WriterPipe, batch_document
+from frazil.cli.foreground import RunTotals, Terminal, WaitReporter, WriterPipe, batch_document
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import stream_options
 from frazil.errors import FrazilError
 from frazil.extras import report_missing_extras
-from frazil.home import full_disk, run_folder
+from frazil.home import full_disk_sentence, run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
-from frazil.host.endings import KILLED, record_exit
+from frazil.host.endings import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
-from frazil.host.processes import end_group, mark
-from frazil.host.writer_log import LOG_FILE, redirect, rotate
-from frazil.safe_text import safe
+from frazil.host.processes import end_group, identify_process
+from frazil.host.writer_log import LOG_FILE, redirect_output, rotate_log
+from frazil.safe_text import escape_unsafe
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember
-from frazil.spec.load import check_tables_are_free
+from frazil.spec.load import check_tables_are_unowned
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
-from frazil.timetext import utc
+from frazil.spec.units import format_count
+from frazil.timetext import format_utc
 
 if TYPE_CHECKING:
     from frazil.events import Event
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.05
-CRASHED = 1
+CRASH_EXIT_CODE = 1
 """Exit code of a writer that crashed."""
 GROUP_END_TIMEOUT_S = 10.0
 """Maximum time (s) that the writer's JVM may take to end after the writer."""
@@ -92,21 +92,21 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
 
         names = tuple(spec.name for spec in application.streams)
         for spec in application.streams:
-            check_tables_are_free(streams_folder, spec)
-        raise SystemExit(in_foreground(stream, write_all, streams=names, as_json=as_json))
+            check_tables_are_unowned(streams_folder, spec)
+        raise SystemExit(run_in_foreground(stream, write_all, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
-    check_tables_are_free(streams_folder, spec)
+    check_tables_are_unowned(streams_folder, spec)
 
     def write(pipe: WriterPipe) -> None:
         if spec.resources.driver_in_cluster:
-            _follow(spec, streams_folder, pipe, until_caught_up=until_caught_up)
+            _run_cluster_agent(spec, streams_folder, pipe, until_caught_up=until_caught_up)
         else:
-            _write(spec, pipe, until_caught_up=until_caught_up)
+            _write_stream(spec, pipe, until_caught_up=until_caught_up)
 
-    raise SystemExit(in_foreground(spec.name, write, as_json=as_json))
+    raise SystemExit(run_in_foreground(spec.name, write, as_json=as_json))
 
 
-def in_foreground(
+def run_in_foreground(
     stream: str, write: Callable[[WriterPipe], None], *, streams: tuple[str, ...] = (), as_json: bool = False
 ) -> int:
     """Run `write` in a child process, as the only writer of a stream on this host, and record how it ends.
@@ -117,13 +117,13 @@ def in_foreground(
     folder = run_folder(stream)
     lock = WriterLock(folder, streams=streams or (stream,))
     lock.acquire()
-    rotate(folder)
+    rotate_log(folder)
     read_end, write_end = os.pipe()
     lifeline, life = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
     # Before the fork, so that a Ctrl-C in between reaches our handlers, not Python's.
-    follower = Follower(folder, as_json=as_json)
+    follower = ForegroundWriter(folder, as_json=as_json)
     follower.listen()
     writer = os.fork()
     if writer == 0:
@@ -145,7 +145,7 @@ def in_foreground(
     return code
 
 
-class Follower:
+class ForegroundWriter:
     """The writer, as the process of `frazil run` sees it: forwards the user's signals to it, and waits for its end."""
 
     def __init__(self, folder: Path, *, as_json: bool = False) -> None:
@@ -179,10 +179,10 @@ class Follower:
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason
-            self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED)
+            self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED_BY_OTHERS)
         if code and not self.terminal.complained:
             how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-            where = full_disk(self._folder) or f"its last output is in {self._log}"
+            where = full_disk_sentence(self._folder) or f"its last output is in {self._log}"
             self.terminal.complain(f"the writer ended {how}; {where}")
         return code
 
@@ -216,24 +216,24 @@ def _run_writer(
     lock: WriterLock, folder: Path, pipe: WriterPipe, write: Callable[[WriterPipe], None], *, lifeline: int
 ) -> NoReturn:
     """Run the writer in the child process. In any case, end the process with the writer's exit code."""
-    code = CRASHED
+    code = CRASH_EXIT_CODE
     try:
         os.setsid()
         if launch := read_launch(folder):
-            lock.record(dataclasses.replace(launch, parent=launch.writer, writer=mark(os.getpid())))
+            lock.record(dataclasses.replace(launch, parent=launch.writer, writer=identify_process(os.getpid())))
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # Handles a SIGTERM that arrives before the writer handles it: no batch has begun, so exit at once.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        redirect(folder / LOG_FILE)
+        redirect_output(folder / LOG_FILE)
         Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
         with report_missing_extras():
             write(pipe)
         code = 0
     except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else CRASHED
+        code = end.code if isinstance(end.code, int) else CRASH_EXIT_CODE
     except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # also the last line of the log
+        print(escape_unsafe(f"{type(error).__name__}: {error}"), file=sys.stderr)  # also the last line of the log
         pipe.complain(f"{type(error).__name__}: {error}")
         code = error.exit_code
     except BaseException as error:
@@ -257,37 +257,37 @@ def _end_with_parent(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
+def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     """Run the writer of one stream, and show its batches and waits."""
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
-    pipe.say(f"{spec.name}: {spec.source.topics_in_words} to {spec.table.identifier}; log: {log_file}")
+    pipe.say(f"{spec.name}: {spec.source.topics_text} to {spec.table.identifier}; log: {log_file}")
     from frazil.stream.main import write  # only the writer needs it
 
     logging.getLogger("frazil").addHandler(pipe)
-    totals, waits = Totals(spec), WaitReporter()
+    totals, waits = RunTotals(spec), WaitReporter()
 
     def say(event: Event) -> None:
         from frazil.events import (  # after the JVM's start, as `write`
             BatchCommitted,
             EpochBegan,
-            OutageMet,
+            OutageReported,
             PhaseBegan,
             TablesBehind,
         )
 
         match event.what:
             case PhaseBegan(phase=Phase.STAGING):
-                waits.batch_began()
+                waits.note_batch_start()
             case TablesBehind(names=names) if not names:
                 pass
-            case OutageMet(sentence=sentence) | TablesBehind(sentence=sentence):
+            case OutageReported(sentence=sentence) | TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
             case EpochBegan():
                 _report_pause(spec, pipe)
             case BatchCommitted() as batch:
-                waits.batch_committed()
+                waits.note_commit()
                 pipe.say(totals.add(batch))
                 pipe.report({"stream": spec.name, **batch_document(batch)})
 
@@ -301,13 +301,13 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
     """Return how many of the default table's rows wait for routed tables; 0 if none do, or if it is unknown."""
     if spec.route is None:
         return 0
-    from frazil.commit.missing_rows import tables_behind  # once the writer has loaded PyIceberg
-    from frazil.commit.opened import read_stream
+    from frazil.commit.missing_rows import find_lagging_tables  # once the writer has loaded PyIceberg
+    from frazil.commit.open_streams import read_stream
 
     try:
         tables = read_stream(spec).tables
         marker = tables.marker()
-        return sum(each.rows for each in tables_behind(tables, marker)) if marker else 0
+        return sum(each.rows for each in find_lagging_tables(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well
         log.info("cannot determine rows pending for routed tables: %r", error)
         return 0
@@ -315,23 +315,23 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
     """If the stream is paused, show that this run writes anyway and that no supervisor starts a writer."""
-    from frazil.supervise.desired import open_desired  # once the writer has loaded PyIceberg
+    from frazil.supervise.desired import open_desired_store  # once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode
 
     try:
-        desired = open_desired(spec).read()
+        desired = open_desired_store(spec).read()
     except Exception as error:  # catalogs and storages raise anything, and must not end the writer
         log.info("cannot determine whether the stream is paused: %r", error)
         return
     if desired.mode is DesiredMode.PAUSED:
         why = f", {desired.reason}" if desired.reason else ""
         pipe.say(
-            f"{spec.name} is paused ({desired.by}, {utc(desired.at_ms)}{why}): this run writes anyway; no "
+            f"{spec.name} is paused ({desired.by}, {format_utc(desired.at_ms)}{why}): this run writes anyway; no "
             f"supervisor starts a writer until `frazil resume {spec.name}`"
         )
 
 
-def _follow(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
+def _run_cluster_agent(spec: StreamSpec, folder: Path, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     """Run as the local agent of a driver in the cluster. A second Ctrl-C ends only the agent, not the driver."""
     from frazil.remote.agent import run_agent  # only such a stream needs it
 
@@ -345,11 +345,11 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     """Run the writers of a shared application, and show their batches."""
     allow_pandas()
     log_file = run_folder(application.name) / LOG_FILE
-    pipe.say(f"{application.name}: {counted(len(application.streams), 'stream')}; log: {log_file}")
+    pipe.say(f"{application.name}: {format_count(len(application.streams), 'stream')}; log: {log_file}")
     from frazil.application.main import write_application  # only the writer needs it
 
     logging.getLogger("frazil").addHandler(pipe)
-    totals = {spec.name: Totals(spec) for spec in application.streams}
+    totals = {spec.name: RunTotals(spec) for spec in application.streams}
 
     def say_batch(event: Event) -> None:
         from frazil.events import BatchCommitted  # as in `_write_stream`

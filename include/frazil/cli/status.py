@@ -13,22 +13,22 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import build_table, echo, echo_json, echo_lines, field_lines, is_narrow, watch
+from frazil.cli.output import build_table, echo, echo_json, echo_lines, format_fields, is_terminal_narrow, watch
 from frazil.errors import SpecError
-from frazil.home import full_disk, home
+from frazil.home import full_disk_sentence, home
 from frazil.host.heartbeat import Phase
 from frazil.host.launchers import open_launcher
 from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
-from frazil.spec.last_valid import declared_streams, find_or_recall
+from frazil.spec.last_valid import find_declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.status.derive import describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.table.tables import load_stream_table
-from frazil.timetext import ago, utc
+from frazil.timetext import format_elapsed, format_utc
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -74,9 +74,9 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
     if every_s is not None:
         if as_json:
             raise click.UsageError("--watch cannot be combined with --json: run `frazil status --json` repeatedly")
-        watch(lambda: _read(stream, streams_folder).lines(), every_s=every_s)
+        watch(lambda: _read_report(stream, streams_folder).lines(), every_s=every_s)
         return
-    report = _read(stream, streams_folder)
+    report = _read_report(stream, streams_folder)
     if as_json:
         echo_json({"at-ms": report.now_ms, "streams": report.states, "errors": report.errors})
     else:
@@ -88,7 +88,7 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StatusReport:
     """The states of the streams at one time."""
 
     now_ms: int
@@ -109,36 +109,40 @@ class Report:
         """Return the sentences and tables to print."""
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [line for one in self.states for line in field_lines(_fields(one, self.left, now_ms=self.now_ms))]
+            lines += [
+                line
+                for one in self.states
+                for line in format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
+            ]
         else:
-            columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_narrow())]
-            cells = [_cells(one, now_ms=self.now_ms) for one in self.states]
+            columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
+            cells = [_overview_cells(one, now_ms=self.now_ms) for one in self.states]
             rows = [tuple(row[name] for name in columns) for row in cells]
             lines.append(build_table(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
-        return [*lines, *_sentences(self.states)]
+        return [*lines, *_problem_sentences(self.states)]
 
 
-def _read(stream: str | None, streams_folder: Path) -> Report:
+def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     """Read the state of one stream, of all streams of an application, or of all declared streams."""
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
-        specs, errors = declared_streams(streams_folder, now_ms=now_ms)
+        specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     elif application is not None:
         specs, errors = list(application.streams), []
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
     with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        found = list(pool.map(partial(stream_state, now_ms=now_ms), specs))
+        found = list(pool.map(partial(read_stream_state, now_ms=now_ms), specs))
     if application is None:
-        left = _dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
-        return Report(now_ms, found, errors, in_full=stream is not None, left=left)
+        left = _count_dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
+        return StatusReport(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {open_launcher(application.name).observe().process}"
-    return Report(now_ms, found, errors, in_full=False, application=state)
+    return StatusReport(now_ms, found, errors, in_full=False, application=state)
 
 
-def _sentences(streams: list[StreamState]) -> list[str]:
+def _problem_sentences(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with the names of its streams.
 
     An outage of a catalog is therefore one line, even if it affects many streams.
@@ -154,7 +158,7 @@ def _sentences(streams: list[StreamState]) -> list[str]:
     return lines
 
 
-def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
+def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     """Return how many of the last day's rejected records are still dead letters, from the metadata of both tables.
 
     Returns None if all of them are. Also returns None if the tables cannot be loaded, or if the counts by error class
@@ -176,13 +180,13 @@ def _dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> in
     return left if left < counted_by_class == one.flow.rejected_last_day else None
 
 
-def _cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
+def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     """Return a stream's cells of the overview by column."""
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
     plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_text(one)}
-    return {**_fields(one, None, now_ms=now_ms), **plain}
+    return {**_detail_fields(one, None, now_ms=now_ms), **plain}
 
 
 def _rows_text(one: StreamState) -> str:
@@ -197,22 +201,22 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
     rejected = one.flow.rejected_last_day
     since_ms = one.flow.rejected_since_ms
     why = "when the stream was reset" if one.flow.rejected_since_reset else "before which snapshots have expired"
-    when = "in the last day" if since_ms is None else f"since {utc(since_ms)}, {why}"
+    when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {why}"
     if not rejected:
         return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"
     return f"{rejected:,} {when}{still}; `frazil dlq list {one.name}` counts dead letters by reason"
 
 
-def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
+def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
     """Return a stream's details as text, by label."""
     why = f" ({one.desired_reason})" if one.desired_reason else ""
-    waiting = f", and {counted(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
+    waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""
     if one.replayed_at_ms is not None:
-        replayed = f"{ago(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
+        replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
     beyond_ms = one.backpressure_ms
-    backpressure = f"a batch takes {ago(beyond_ms)} longer than its interval" if beyond_ms else "none"
+    backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
         "stream": one.name,
         "table": one.table,
@@ -224,8 +228,10 @@ def _fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
         **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
-        "last commit": "none" if one.last_commit_at_ms is None else f"{ago(now_ms - one.last_commit_at_ms)} ago",
-        "watermark": utc(one.watermark_ms),
+        "last commit": "none"
+        if one.last_commit_at_ms is None
+        else f"{format_elapsed(now_ms - one.last_commit_at_ms)} ago",
+        "watermark": format_utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_text(one, left),
         "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
@@ -244,12 +250,14 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
-        heartbeat = f", no heartbeat for {ago(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
+        heartbeat = (
+            f", no heartbeat for {format_elapsed(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
+        )
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
         if writer.phase == Phase.STAGING and not writer.fenced:
-            doing += f", {counted(writer.batch_records, 'record')} read"
+            doing += f", {format_count(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        why = full_disk(home()) or "it may have been killed"
+        why = full_disk_sentence(home()) or "it may have been killed"
         return f"{writer.state}, and the reason is not recorded: {why}" if writer.has_ended else writer.state
-    return f"ended {ago(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"
+    return f"ended {format_elapsed(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

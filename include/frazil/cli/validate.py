@@ -13,11 +13,11 @@ import click
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo
 from frazil.errors import SpecError
-from frazil.spec.conflicts import conflicts
+from frazil.spec.conflicts import find_conflicts
 from frazil.spec.json_schema import render
-from frazil.spec.load import load_stream, stream_files
+from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import warnings
+from frazil.spec.rules import find_warnings
 
 MAX_PROBLEMS = 200
 """Maximum number of errors that are printed."""
@@ -49,7 +49,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if json_schema:
         echo(render(), nl=False)
         return
-    streams, errors = _load(files or _declared_files(streams_folder))
+    streams, errors = _load_streams(files or _find_stream_files(streams_folder))
     invalid = tuple(errors)
     connections = None
     if connect:
@@ -60,15 +60,21 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
         errors.append(f"and {more:,} more; fix these first")
-    warned = [f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in warnings(spec)]
+    warned = [
+        f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in find_warnings(spec)
+    ]
     if as_json:
-        result = {"streams": [_summary(spec) for spec in streams.values()], "errors": errors, "warnings": warned}
+        result = {
+            "streams": [_stream_document(spec) for spec in streams.values()],
+            "errors": errors,
+            "warnings": warned,
+        }
         result |= {"connections": connections.good} if connections else {}
         echo(json.dumps(result, indent=2))
     else:
         for path, spec in streams.items():
             if not any(error.startswith(f"{path}:") for error in invalid):
-                echo(_line(spec))
+                echo(_describe_stream(spec))
         for good in connections.good if connections else ():
             echo(good)
         for warning in warned:
@@ -79,14 +85,14 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         raise SystemExit(SpecError.exit_code)
 
 
-def _declared_files(folder: Path) -> tuple[Path, ...]:
-    files = tuple(stream_files(folder)) if folder.is_dir() else ()
+def _find_stream_files(folder: Path) -> tuple[Path, ...]:
+    files = tuple(list_stream_files(folder)) if folder.is_dir() else ()
     if not files:
         raise SpecError(f"{folder} declares no stream; give files, or the folder with --streams or FRAZIL_STREAMS")
     return files
 
 
-def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
+def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
     """Return the valid streams by file, and all errors, one line each.
 
     A valid stream may have errors too, for example a conflict with another stream.
@@ -99,8 +105,8 @@ def _load(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list[str]]:
         except SpecError as error:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
-        errors.extend(f"{path}: {problem}" for problem in _problems(spec))
-    clashes = conflicts({**_sibling_streams(files), **streams})
+        errors.extend(f"{path}: {problem}" for problem in _find_problems(spec))
+    clashes = find_conflicts({**_sibling_streams(files), **streams})
     return streams, errors + [each for each in clashes if any(each.startswith(f"{path}:") for path in streams)]
 
 
@@ -108,14 +114,14 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     """Return the other valid streams in the folders of the given files, by file."""
     given = {path.resolve() for path in files}
     siblings = {}
-    for path in {sibling for file in files for sibling in stream_files(file.parent)}:
+    for path in {sibling for file in files for sibling in list_stream_files(file.parent)}:
         if path.resolve() not in given:
             with suppress(SpecError):
                 siblings[path] = load_stream(path)
     return siblings
 
 
-def _problems(spec: StreamSpec) -> Iterator[str]:
+def _find_problems(spec: StreamSpec) -> Iterator[str]:
     """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
     if spec.source.properties:
         from frazil.kafka.client import property_problems
@@ -145,12 +151,12 @@ def _problems(spec: StreamSpec) -> Iterator[str]:
     except SpecError as error:
         yield from str(error).splitlines()
     if spec.commit.atomic:
-        from frazil.table.atomic_catalogs import why_not_atomic
+        from frazil.table.atomic_catalogs import atomic_commit_problem
         from frazil.table.catalogs import catalog_config
 
         with suppress(SpecError):  # the catalog is not configured on this machine
             config = catalog_config(spec.table.catalog)
-            if reason := why_not_atomic(config.name, config.properties):
+            if reason := atomic_commit_problem(config.name, config.properties):
                 yield f"commit.atomic: {reason}"
 
 
@@ -158,21 +164,21 @@ def _transform_columns(spec: StreamSpec) -> dict[str, str]:
     """Return the type of each column that the stream's transform produces. Raises SpecError and MissingExtra."""
     if spec.transform is None:
         return {}
-    from frazil.ingest.transform_sql import checked  # DuckDB, only if needed
+    from frazil.ingest.transform_sql import check_transform  # DuckDB, only if needed
 
-    return dict(checked(spec).types)
+    return dict(check_transform(spec).types)
 
 
-def _line(spec: StreamSpec) -> str:
+def _describe_stream(spec: StreamSpec) -> str:
     layout = f"partitioned by {', '.join(spec.partition_by)}" if spec.partition_by else "not partitioned"
-    line = f"{spec.name}: {spec.source.topics_in_words} -> {spec.table.identifier}, {layout}"
+    line = f"{spec.name}: {spec.source.topics_text} -> {spec.table.identifier}, {layout}"
     with suppress(SpecError):
         if columns := _transform_columns(spec):
             return f"{line}, transform produces {', '.join(f'{name}: {kind}' for name, kind in columns.items())}"
     return line
 
 
-def _summary(spec: StreamSpec) -> dict[str, Any]:
+def _stream_document(spec: StreamSpec) -> dict[str, Any]:
     """Return the main settings of a stream for --json."""
     transform: dict[str, Any] = {}
     with suppress(SpecError):

@@ -28,20 +28,20 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
     except requests.exceptions.SSLError as error:
-        raise ApiUnreachable(f"the certificate of {api} is not trusted: {_cause(error)}") from error
+        raise ApiUnreachable(f"the certificate of {api} is not trusted: {_innermost_error_text(error)}") from error
     except requests.ConnectTimeout as error:
         raise ApiUnreachable(f"{api} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
     except requests.Timeout as error:
         raise ApiUnavailable(f"{api} did not respond in time") from error
     except (requests.RequestException, OSError) as error:
-        kind = ApiUnreachable if _never_connected(error) else ApiUnavailable
-        raise kind(f"{api} cannot be reached: {_cause(error)}") from error
+        kind = ApiUnreachable if _has_not_connected(error) else ApiUnavailable
+        raise kind(f"{api} cannot be reached: {_innermost_error_text(error)}") from error
     if response.status_code >= 500 or response.status_code == 429:
         raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
     return response
 
 
-def json_body(response: requests.Response, *, api: str) -> dict[str, Any]:
+def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any]:
     """Return the JSON object in a response. Raises ApiUnavailable for any other body, such as a proxy's login page."""
     try:
         value = response.json()
@@ -55,13 +55,13 @@ def json_body(response: requests.Response, *, api: str) -> dict[str, Any]:
     return value
 
 
-def _never_connected(error: BaseException) -> bool:
+def _has_not_connected(error: BaseException) -> bool:
     """Return whether no connection was established: it was refused, or the host name is unknown."""
     wrapped = error.args[0] if error.args else None
     return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 
 
-def _cause(error: BaseException) -> str:
+def _innermost_error_text(error: BaseException) -> str:
     """Return the text of the innermost error."""
     while (inner := error.__context__) is not None:
         error = inner

@@ -7,7 +7,7 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import ApiUnavailable, json_body, send_request
+from frazil.cluster.api import ApiUnavailable, parse_json_object, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.cluster.kubernetes_access import KubernetesAccess
 from frazil.cluster.kubernetes_pod import CONTAINER
@@ -25,7 +25,7 @@ _WAITING_REASONS = {
     "CrashLoopBackOff": "the container keeps crashing",
 }
 """Maps Kubernetes' reasons why a container waits to texts for operators."""
-_OUT_OF_MEMORY = (
+_OUT_OF_MEMORY_TEXT = (
     "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
 )
 
@@ -45,13 +45,13 @@ class DriverPod:
         response = self._request("POST", json=pod)
         if response.status_code in {200, 201, 202}:
             return
-        body = json_body(response, api=API_NAME)
+        body = parse_json_object(response, api=API_NAME)
         message = str(body.get("message"))
         if response.status_code == 409 and body.get("reason") == "AlreadyExists":
             return
         if response.status_code == 409 or _QUOTA_EXCEEDED in message:
             raise ApiUnavailable(f"{API_NAME} does not admit the driver's pod now: {message}")
-        problem = f"cannot create the pod {self._name}: {self._denial(response, 'create')}"
+        problem = f"cannot create the pod {self._name}: {self._describe_error_response(response, 'create')}"
         raise AccessDenied(problem) if response.status_code in {401, 403} else EnvironmentUnusable(problem)
 
     def status(self) -> DriverStatus:
@@ -61,8 +61,8 @@ class DriverPod:
                 reason = f"the pod {self._name} in the namespace {self._namespace} was deleted"
                 return DriverStatus(DriverState.GONE, reason)
             if response.status_code != 200:
-                return DriverStatus(DriverState.UNKNOWN, self._denial(response, "get"))
-            return pod_status(json_body(response, api=API_NAME))
+                return DriverStatus(DriverState.UNKNOWN, self._describe_error_response(response, "get"))
+            return pod_status(parse_json_object(response, api=API_NAME))
         except ApiUnavailable as error:
             return DriverStatus(DriverState.UNKNOWN, str(error))
 
@@ -72,7 +72,9 @@ class DriverPod:
         except ApiUnavailable as error:
             raise EnvironmentUnusable(f"cannot delete the pod {self._name}: {error}") from error
         if response.status_code not in {200, 202, 404, 410}:
-            raise AccessDenied(f"cannot delete the pod {self._name}: {self._denial(response, 'delete')}")
+            raise AccessDenied(
+                f"cannot delete the pod {self._name}: {self._describe_error_response(response, 'delete')}"
+            )
 
     def log(self, *, limit_bytes: int) -> str | None:
         try:
@@ -93,12 +95,12 @@ class DriverPod:
         with session:
             return send_request(session, method, f"{self._access.address}{path}", api=API_NAME, **options)
 
-    def _denial(self, response: requests.Response, verb: str) -> str:
+    def _describe_error_response(self, response: requests.Response, verb: str) -> str:
         """Return a text about an error response to a request that needs the verb `verb`."""
         if response.status_code == 401:
             return f"{API_NAME} rejects frazil's token: it has expired, or belongs to another cluster"
         try:
-            message = json_body(response, api=API_NAME).get("message")
+            message = parse_json_object(response, api=API_NAME).get("message")
         except ApiUnavailable as error:
             return str(error)
         if response.status_code == 403:
@@ -128,7 +130,7 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     if phase == "Running":
         deleted = pod.get("metadata", {}).get("deletionTimestamp")
         return DriverStatus(DriverState.RUNNING, "the pod is being deleted" if deleted else "the pod is running")
-    return DriverStatus(DriverState.WAITING, _why_pending(status, container))
+    return DriverStatus(DriverState.WAITING, _pending_reason(status, container))
 
 
 def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -146,12 +148,12 @@ def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStat
     if pod_message:
         return DriverStatus(DriverState.FAILED, pod_message, code)
     if reason == "OOMKilled":
-        return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY, code)
+        return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY_TEXT, code)
     message = f" ({reason})" if reason and reason != "Error" else ""
     return DriverStatus(DriverState.FAILED, f"the container exited with code {code}{message}", code)
 
 
-def _why_pending(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
+def _pending_reason(status: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     """Return why the pod has not started yet."""
     waiting = container.get("state", {}).get("waiting") or {}
     if message := _WAITING_REASONS.get(waiting.get("reason", "")):

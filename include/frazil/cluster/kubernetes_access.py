@@ -16,7 +16,7 @@ from requests.adapters import HTTPAdapter
 
 from frazil.errors import EnvironmentUnusable
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """The folder in every pod with its service account's token, the API's certificate authority, and the namespace."""
 
 
@@ -40,7 +40,7 @@ class KubernetesAccess:
         session = requests.Session()
         # Otherwise a CA bundle from the environment would replace the authority.
         session.trust_env = self.authority is None
-        session.mount("https://", _Adapter(self.authority))
+        session.mount("https://", _AuthorityAdapter(self.authority))
         token = self.token
         if self.token_file:
             try:
@@ -54,7 +54,7 @@ class KubernetesAccess:
         return session
 
 
-class _Adapter(HTTPAdapter):
+class _AuthorityAdapter(HTTPAdapter):
     """Checks TLS certificates against a certificate authority from a file or from PEM text."""
 
     def __init__(self, authority: Path | str | None) -> None:
@@ -85,14 +85,14 @@ def find_access(master: str, environment: Mapping[str, str], *, context: str | N
     """
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     if not named and environment.get("KUBERNETES_SERVICE_HOST"):
-        access = from_service_account(environment)
+        access = read_service_account(environment)
     else:
-        access = from_kubeconfig(Path(named or "~/.kube/config").expanduser(), context=context)
+        access = read_kubeconfig(Path(named or "~/.kube/config").expanduser(), context=context)
     address = master.removeprefix("k8s://").rstrip("/")
     return replace(access, address=address if "://" in address else f"https://{address}")
 
 
-def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> KubernetesAccess:
+def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT_FOLDER) -> KubernetesAccess:
     """Return the access of this pod's service account. Raises EnvironmentUnusable outside of a pod."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").is_file():
@@ -108,7 +108,7 @@ def from_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
     )
 
 
-def from_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
+def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
     """Return the access that a kubeconfig defines for a context, by default the current one.
 
     Raises EnvironmentUnusable if the file is unreadable, or if it uses a feature that frazil does not support:

@@ -26,22 +26,22 @@ PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
 """Beginnings of the properties from which the pod is built. The driver itself resolves references in all other
 properties.
 """
-_PYTHONS = ("spark.pyspark.driver.python", "spark.pyspark.python")
+_PYTHON_PROPERTIES = ("spark.pyspark.driver.python", "spark.pyspark.python")
 """Properties with the path of the driver's Python; the first one that is set applies."""
-_PREFIX = "spark.kubernetes."
+_KUBERNETES_PREFIX = "spark.kubernetes."
 """The beginning of Spark's properties for Kubernetes."""
-_DRIVER = f"{_PREFIX}driver."
+_DRIVER_PREFIX = f"{_KUBERNETES_PREFIX}driver."
 """The beginning of Spark's properties of the driver's pod."""
-_TEMPLATE = f"{_DRIVER}podTemplateFile"
+_TEMPLATE_PROPERTY = f"{_DRIVER_PREFIX}podTemplateFile"
 """The property with the path of the pod template."""
 _MAX_POD_NAME_CHARACTERS = 63
 """Maximum length of a pod's name."""
-_VOLUMES = f"{_DRIVER}volumes."
+_VOLUMES_PREFIX = f"{_DRIVER_PREFIX}volumes."
 """The beginning of the properties of volumes."""
 _VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
 """Types of volumes that frazil supports."""
-_SUPPORTED = tuple(
-    f"{_DRIVER}{each}"
+_SUPPORTED_PREFIXES = tuple(
+    f"{_DRIVER_PREFIX}{each}"
     for each in (
         *("container.image", "request.cores", "limit.cores", "podTemplateFile"),
         *("label.", "annotation.", "node.selector.", "secretKeyRef.", "secrets.", "volumes."),
@@ -62,58 +62,60 @@ def pod_name(driver: ClusterDriver) -> str:
     return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
 
 
-def driver_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
+def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     """Return the pod object to create: the declared pod template with the driver's container.
 
     Raises SpecError if a variable's value would be visible in the pod's description, or if the template is unreadable.
     Also raises it for a property of the driver's pod that frazil does not support.
     """
     spark = driver.resources.spark
-    pod = _template(driver)
+    pod = _read_template(driver)
     metadata, spec = pod.setdefault("metadata", {}), pod.setdefault("spec", {})
     containers = spec.setdefault("containers", [])
     container = next((each for each in containers if each.get("name") == CONTAINER), None)
     if container is None:
         container = {"name": CONTAINER}
         containers.insert(0, container)
-    _check(driver, container)
+    _check_variables_and_properties(driver, container)
     metadata |= {"name": pod_name(driver), "namespace": namespace}
     metadata["labels"] = {
         **metadata.get("labels", {}),
-        **_map(spark, f"{_DRIVER}label."),
+        **_strip_prefix(spark, f"{_DRIVER_PREFIX}label."),
         "spark-role": "driver",
         "frazil-launch": driver.launch_id,
     }
     metadata["annotations"] = {
         **metadata.get("annotations", {}),
-        **_map(spark, f"{_DRIVER}annotation."),
+        **_strip_prefix(spark, f"{_DRIVER_PREFIX}annotation."),
         "frazil-stream": driver.application,
     }
     spec["restartPolicy"] = "Never"  # the supervisor decides whether a writer is restarted
-    if account := _first(spark, "authenticate.driver.serviceAccountName", "authenticate.serviceAccountName"):
+    if account := _first_value(spark, "authenticate.driver.serviceAccountName", "authenticate.serviceAccountName"):
         spec["serviceAccountName"] = account
-    if selector := _map(spark, f"{_PREFIX}node.selector.") | _map(spark, f"{_DRIVER}node.selector."):
+    if selector := _strip_prefix(spark, f"{_KUBERNETES_PREFIX}node.selector.") | _strip_prefix(
+        spark, f"{_DRIVER_PREFIX}node.selector."
+    ):
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **selector}
-    if secrets := spark.get(f"{_PREFIX}container.image.pullSecrets"):
+    if secrets := spark.get(f"{_KUBERNETES_PREFIX}container.image.pullSecrets"):
         spec["imagePullSecrets"] = [{"name": name.strip()} for name in secrets.split(",")]
-    if image := _first(spark, "driver.container.image", "container.image"):
+    if image := _first_value(spark, "driver.container.image", "container.image"):
         container["image"] = image
-    container["imagePullPolicy"] = spark.get(f"{_PREFIX}container.image.pullPolicy", "IfNotPresent")
-    python = next((spark[key] for key in _PYTHONS if key in spark), "python3")
+    container["imagePullPolicy"] = spark.get(f"{_KUBERNETES_PREFIX}container.image.pullPolicy", "IfNotPresent")
+    python = next((spark[key] for key in _PYTHON_PROPERTIES if key in spark), "python3")
     container["command"] = [python, "-m", f"frazil.spark_apps.{Path(driver.program).stem}"]
     container["args"] = list(driver.arguments)
-    container["env"] = [*container.get("env", ()), *_variables(spark)]
-    container["resources"] = _resources(driver, container.get("resources", {}))
-    for name, source, mount in _volumes(spark):
+    container["env"] = [*container.get("env", ()), *_build_variables(spark)]
+    container["resources"] = _build_resources(driver, container.get("resources", {}))
+    for name, source, mount in _build_volumes(spark):
         spec.setdefault("volumes", []).append({"name": name, **source})
         container.setdefault("volumeMounts", []).append({"name": name, **mount})
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def _check(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
+def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
     """Raise SpecError if a variable is missing from the pod, or if frazil does not support a property of it."""
     spark, stream = driver.resources.spark, driver.application
-    secrets = f"{_DRIVER}secretKeyRef."
+    secrets = f"{_DRIVER_PREFIX}secretKeyRef."
     known = {each.get("name") for each in template.get("env", ())}
     exposed = sorted(name for name in driver.environment if f"{secrets}{name}" not in spark and name not in known)
     if exposed and "envFrom" not in template:
@@ -122,16 +124,16 @@ def _check(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
             f"resources.spark, as {secrets}{exposed[0]}: secret:key"
         )
     for key in spark:
-        if key.startswith(_DRIVER) and not key.startswith(_SUPPORTED):
+        if key.startswith(_DRIVER_PREFIX) and not key.startswith(_SUPPORTED_PREFIXES):
             raise SpecError(
                 f"stream {stream}: frazil creates the driver's pod and does not support resources.spark.{key}: set it "
-                f"in a pod template, which resources.spark.{_TEMPLATE} names"
+                f"in a pod template, which resources.spark.{_TEMPLATE_PROPERTY} names"
             )
 
 
-def _template(driver: ClusterDriver) -> dict[str, Any]:
+def _read_template(driver: ClusterDriver) -> dict[str, Any]:
     """Read the declared pod template; empty if none is declared."""
-    file = driver.resources.spark.get(_TEMPLATE)
+    file = driver.resources.spark.get(_TEMPLATE_PROPERTY)
     if file is None:
         return {}
     try:
@@ -143,21 +145,21 @@ def _template(driver: ClusterDriver) -> dict[str, Any]:
     return found
 
 
-def _resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, Any]:
+def _build_resources(driver: ClusterDriver, template: Mapping[str, Any]) -> dict[str, Any]:
     """Return the container's resources. Memory is always limited, the CPU only if the declaration limits it."""
     spark, declared = driver.resources.spark, driver.resources
-    overhead = _mebibytes(spark.get("spark.driver.memoryOverhead", f"{PYTHON_OVERHEAD_MIB}m"), driver)
-    heap = _mebibytes(spark.get("spark.driver.memory", f"{max(1, declared.driver_memory // 2**20)}m"), driver)
+    overhead = _to_mebibytes(spark.get("spark.driver.memoryOverhead", f"{PYTHON_OVERHEAD_MIB}m"), driver)
+    heap = _to_mebibytes(spark.get("spark.driver.memory", f"{max(1, declared.driver_memory // 2**20)}m"), driver)
     memory = {"memory": f"{heap + overhead}Mi"}
-    limit = spark.get(f"{_DRIVER}limit.cores")
+    limit = spark.get(f"{_DRIVER_PREFIX}limit.cores")
     return {
         **template,
-        "requests": {**template.get("requests", {}), **memory, "cpu": spark.get(f"{_DRIVER}request.cores", "1")},
+        "requests": {**template.get("requests", {}), **memory, "cpu": spark.get(f"{_DRIVER_PREFIX}request.cores", "1")},
         "limits": {**template.get("limits", {}), **memory, **({"cpu": limit} if limit else {})},
     }
 
 
-def _mebibytes(text: str, driver: ClusterDriver) -> int:
+def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
     """Convert a size in Spark's notation, such as `2g`, to MiB. A number without a unit is in MiB."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
@@ -168,11 +170,13 @@ def _mebibytes(text: str, driver: ClusterDriver) -> int:
     return max(1, int(int(found[1]) * factor))
 
 
-def _variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
+def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the container's environment variables."""
-    values = {"PYTHONUNBUFFERED": "1", **_map(spark, f"{_PREFIX}driverEnv.")}
+    values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
-    secrets = {name: where.partition(":") for name, where in _map(spark, f"{_DRIVER}secretKeyRef.").items()}
+    secrets = {
+        name: where.partition(":") for name, where in _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.").items()
+    }
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
@@ -183,24 +187,25 @@ def _variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def _volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Return the name, source and mount of each declared volume."""
     found: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (f"{name}-secret", {"secret": {"secretName": name}}, {"mountPath": path})
-        for name, path in _map(spark, f"{_DRIVER}secrets.").items()
+        for name, path in _strip_prefix(spark, f"{_DRIVER_PREFIX}secrets.").items()
     ]
     declared: dict[tuple[str, str], dict[str, str]] = {}
-    for key, value in _map(spark, _VOLUMES).items():
+    for key, value in _strip_prefix(spark, _VOLUMES_PREFIX).items():
         kind, _, rest = key.partition(".")
         name, _, option = rest.partition(".")
         if kind not in _VOLUME_TYPES or not option:
             raise SpecError(
-                f"frazil does not support resources.spark.{_VOLUMES}{key}: set the volume in a pod template, which "
-                f"resources.spark.{_TEMPLATE} names"
+                f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "
+                "which "
+                f"resources.spark.{_TEMPLATE_PROPERTY} names"
             )
         declared.setdefault((kind, name), {})[option] = value
     for (kind, name), options in declared.items():
-        source = _map(options, "options.")
+        source = _strip_prefix(options, "options.")
         mount = {"mountPath": options.get("mount.path", ""), "readOnly": options.get("mount.readOnly") == "true"}
         if path := options.get("mount.subPath"):
             mount["subPath"] = path
@@ -208,11 +213,11 @@ def _volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[s
     return found
 
 
-def _map(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
+def _strip_prefix(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return the properties that begin with the prefix, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in spark.items() if key.startswith(prefix)}
 
 
-def _first(spark: Mapping[str, str], *keys: str) -> str | None:
+def _first_value(spark: Mapping[str, str], *keys: str) -> str | None:
     """Return the value of the first of these keys that is set."""
-    return next((spark[f"{_PREFIX}{key}"] for key in keys if f"{_PREFIX}{key}" in spark), None)
+    return next((spark[f"{_KUBERNETES_PREFIX}{key}"] for key in keys if f"{_KUBERNETES_PREFIX}{key}" in spark), None)

@@ -12,12 +12,12 @@ from typing import Any
 
 import requests
 
-from frazil.cluster.api import ApiUnavailable, ApiUnreachable, json_body, send_request
+from frazil.cluster.api import ApiUnavailable, ApiUnreachable, parse_json_object, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable
 
 API_NAME = "the Spark master's REST server"
-SPARK_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+SPARK_SUBMIT_CLASS = "org.apache.spark.deploy.SparkSubmit"
 """The main class of the submitted driver."""
 _STATES = {
     "SUBMITTED": DriverState.WAITING,
@@ -37,7 +37,7 @@ def rest_addresses(master: str, port: int) -> tuple[str, ...]:
     return tuple(f"http://{host}:{port}" for host in hosts)
 
 
-def create_request(
+def build_request(
     program: str,
     arguments: Sequence[str],
     *,
@@ -49,7 +49,7 @@ def create_request(
     return {
         "action": "CreateSubmissionRequest",
         "clientSparkVersion": spark_version,
-        "mainClass": SPARK_SUBMIT,
+        "mainClass": SPARK_SUBMIT_CLASS,
         # The resource is copied to the driver's folder; the program runs from its path, next to its package.
         "appResource": f"file:{program}",
         "appArgs": ["--name", properties["spark.app.name"], program, *arguments],
@@ -98,7 +98,7 @@ class StandaloneDriver:
             except ApiUnavailable as error:
                 reason = str(error)
                 continue
-            status = submission_status(found)
+            status = to_driver_status(found)
             if status.state is not DriverState.UNKNOWN:
                 return status
             reason = status.reason
@@ -124,7 +124,7 @@ class StandaloneDriver:
         return None
 
 
-def submission_status(found: Mapping[str, Any]) -> DriverStatus:
+def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
     """Convert a response of the REST server to a driver's status."""
     message = str(found.get("message") or "").partition("\n")[0]
     if found.get("success") is not True:
@@ -154,4 +154,4 @@ def submission_status(found: Mapping[str, Any]) -> DriverStatus:
 def _request(method: str, url: str, **options: Any) -> dict[str, Any]:
     with requests.Session() as session:
         response = send_request(session, method, url, api=API_NAME, **options)
-    return json_body(response, api=API_NAME)
+    return parse_json_object(response, api=API_NAME)

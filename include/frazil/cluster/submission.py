@@ -35,18 +35,18 @@ class ClusterDriver:
     """The driver's environment. On YARN, it may contain secrets, and is passed in the properties file."""
 
 
-def submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
+def build_submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
     """Return the spark-submit command. It ends when the cluster has accepted the driver."""
     submit = str(spark_home / "bin" / "spark-submit")
     return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
 
 
-def submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
+def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Return spark-submit's environment with SPARK_HOME. Without it, its script would use the first Python on PATH."""
     return {**base, "SPARK_HOME": str(spark_home)}
 
 
-def submit_properties(driver: ClusterDriver) -> dict[str, str]:
+def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
     """Return the properties for spark-submit. `resources.spark` may override all except those that identify the driver.
 
     Raises SpecError for a cluster to which frazil submits without spark-submit.
@@ -61,11 +61,11 @@ def submit_properties(driver: ClusterDriver) -> dict[str, str]:
         common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
     fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
     if resources.manager is ClusterManager.YARN:
-        return {**common, **_yarn(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
+        return {**common, **_yarn_environment(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
     raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
-def properties_text(properties: Mapping[str, str]) -> str:
+def format_properties(properties: Mapping[str, str]) -> str:
     """Return the properties as the text of a `java.util.Properties` file."""
     return "".join(f"{_escape(key, in_key=True)}={_escape(value)}\n" for key, value in properties.items())
 
@@ -78,7 +78,7 @@ def yarn_tag(driver: ClusterDriver) -> str:
     return f"frazil-{driver.launch_id}"
 
 
-def _yarn(driver: ClusterDriver) -> dict[str, str]:
+def _yarn_environment(driver: ClusterDriver) -> dict[str, str]:
     """Return the properties that set the driver's environment on YARN."""
     python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
     environment = {**driver.environment, **python}

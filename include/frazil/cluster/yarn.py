@@ -10,20 +10,20 @@ from xml.etree import ElementTree
 
 import requests
 
-from frazil.cluster.api import ApiUnavailable, json_body, send_request
+from frazil.cluster.api import ApiUnavailable, parse_json_object, send_request
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"
-HADOOP_FOLDERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """Environment variables, one of which must contain the path of the folder with the Hadoop cluster's configuration."""
-_WAITING = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
+_WAITING_STATES = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 """YARN's states of an application that does not run yet."""
-_SUBMITTED = re.compile(r"\bSubmitted application (application_\d+_\d+)")
+_SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 """Matches spark-submit's output after YARN has accepted the application."""
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
 """Matches the exit code of the driver's Python in the diagnostics."""
-_ENDED_EARLY = "User did not initialize spark context!"
+_ENDED_BEFORE_SPARK = "User did not initialize spark context!"
 """The error of Spark's ApplicationMaster if Python exited with code 0 before it started Spark."""
 _CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")
 """Matches a container's exit code in the diagnostics."""
@@ -36,13 +36,13 @@ _EXIT_CODE_REASONS = {
     143: "the container was terminated",
 }
 """Maps exit codes of containers to texts for operators."""
-_KERBEROS = "requires Kerberos or another login, which frazil does not support"
+_LOGIN_REQUIRED = "requires Kerberos or another login, which frazil does not support"
 """The text for a ResourceManager that requires a login."""
 
 
 def parse_application_id(output: str) -> str | None:
     """Return the application's id from spark-submit's output; None if YARN has not accepted the application yet."""
-    found = _SUBMITTED.search(output)
+    found = _SUBMITTED_PATTERN.search(output)
     return found[1] if found else None
 
 
@@ -51,7 +51,7 @@ def is_submitted(output: str) -> bool:
     return "Submitting application application_" in output
 
 
-def resource_managers(configuration: Path) -> tuple[str, ...]:
+def read_resource_managers(configuration: Path) -> tuple[str, ...]:
     """Return the web addresses of all ResourceManagers in yarn-site.xml, such as `http://rm1:8088`.
 
     `configuration` is the folder of this file. Raises EnvironmentUnusable if the file cannot be read.
@@ -89,13 +89,13 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
                 response = send_request(
                     session, "GET", f"{address}/ws/v1/cluster/apps", api=API_NAME, params=parameters
                 )
-            found = json_body(response, api=API_NAME).get("apps") or {}
+            found = parse_json_object(response, api=API_NAME).get("apps") or {}
         except ApiUnavailable as error:
             problem = error
             continue
         if response.status_code != 200:
             problem = ApiUnavailable(
-                _denial(response)
+                _describe_denial(response)
                 if response.status_code in {401, 403}
                 else f"{API_NAME} answered {response.status_code}"
             )
@@ -117,13 +117,13 @@ class YarnDriver:
 
     def status(self) -> DriverStatus:
         try:
-            found = self._application_now()
+            found = self._fetch_application()
         except ApiUnavailable as error:
             return DriverStatus(DriverState.UNKNOWN, str(error))
         if found is None:
             reason = f"{API_NAME} has no record of {self._application}: the record expired, or YARN lost its state"
             return DriverStatus(DriverState.GONE, reason)
-        return application_status(found)
+        return to_driver_status(found)
 
     def kill(self) -> None:
         try:
@@ -131,7 +131,7 @@ class YarnDriver:
         except ApiUnavailable as error:
             raise EnvironmentUnusable(f"cannot kill {self._application}: {error}") from error
         if response.status_code in {401, 403}:
-            raise AccessDenied(f"cannot kill {self._application}: {_denial(response)}")
+            raise AccessDenied(f"cannot kill {self._application}: {_describe_denial(response)}")
         # 404: the application is gone. 400: it has ended.
 
     def log(self, *, limit_bytes: int) -> str | None:
@@ -140,7 +140,7 @@ class YarnDriver:
         The NodeManager keeps the log until the application ends. After that, use `yarn logs`.
         """
         try:
-            found = self._application_now() or {}
+            found = self._fetch_application() or {}
             container = re.search(r"container_[\w]+", found.get("amContainerLogs") or "")
             node = found.get("amHostHttpAddress")
             if container is None or not node:
@@ -148,12 +148,12 @@ class YarnDriver:
             scheme = found["amContainerLogs"].partition(":")[0]
             folder = f"{scheme}://{node}/ws/v1/node/containerlogs/{container[0]}"
             # Python's output is last, so that the end of the log shows it.
-            parts = [self._file(f"{folder}/{name}", limit_bytes // 2) for name in ("stderr", "stdout")]
+            parts = [self._fetch_log_file(f"{folder}/{name}", limit_bytes // 2) for name in ("stderr", "stdout")]
         except ApiUnavailable:
             return None
         return "".join(part for part in parts if part) or None
 
-    def _file(self, url: str, limit_bytes: int) -> str | None:
+    def _fetch_log_file(self, url: str, limit_bytes: int) -> str | None:
         """Return the last part of a log file; None if it does not exist."""
         with requests.Session() as session:
             response = send_request(
@@ -161,14 +161,14 @@ class YarnDriver:
             )
         return strip_log_envelope(response.text) if response.status_code == 200 else None
 
-    def _application_now(self) -> dict[str, Any] | None:
+    def _fetch_application(self) -> dict[str, Any] | None:
         """Return YARN's current report of the application; None if YARN has no record of it."""
         response = self._request("GET")
         if response.status_code == 404:
             return None
         if response.status_code in {401, 403}:
-            raise ApiUnavailable(_denial(response))
-        found = json_body(response, api=API_NAME).get("app")
+            raise ApiUnavailable(_describe_denial(response))
+        found = parse_json_object(response, api=API_NAME).get("app")
         if not isinstance(found, dict):
             raise ApiUnavailable(f"{API_NAME} answered {response.status_code} without an application")
         return found
@@ -184,7 +184,7 @@ class YarnDriver:
                         session, method, url, api=API_NAME, params=self._user_parameters(), **options
                     )
                 if response.status_code not in {401, 403, 404}:
-                    json_body(response, api=API_NAME)
+                    parse_json_object(response, api=API_NAME)
             except ApiUnavailable as error:
                 problem = error
             else:
@@ -195,12 +195,12 @@ class YarnDriver:
         return {"user.name": self._user} if self._user else {}
 
 
-def application_status(found: Mapping[str, Any]) -> DriverStatus:
+def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
     """Convert YARN's report of an application to a driver's status."""
     state, final = str(found.get("state")), str(found.get("finalStatus"))
     message = str(found.get("diagnostics") or "").strip()
     first = message.partition("\n")[0][:300]
-    if state in _WAITING:
+    if state in _WAITING_STATES:
         return DriverStatus(DriverState.WAITING, first or f"YARN reports the state {state}")
     if state == "RUNNING":
         return DriverStatus(DriverState.RUNNING, "the ApplicationMaster is running")
@@ -209,18 +209,18 @@ def application_status(found: Mapping[str, Any]) -> DriverStatus:
     if state == "FINISHED" and final == "SUCCEEDED":
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     if state in {"FINISHED", "FAILED"}:
-        return _failure(message, first)
+        return _failed_status(message, first)
     return DriverStatus(DriverState.UNKNOWN, f"YARN reports the state {state}, which frazil does not recognise")
 
 
-def _failure(message: str, first: str) -> DriverStatus:
+def _failed_status(message: str, first: str) -> DriverStatus:
     """Return the status of a failed application. `first` is the first line of its diagnostics, `message` all of them.
 
     The last exit code in the diagnostics is that of the last attempt.
     """
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
-    if _ENDED_EARLY in message:
+    if _ENDED_BEFORE_SPARK in message:
         return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally before it started Spark", 0)
     if codes := _CONTAINER_EXIT_CODE.findall(message):
         first = _EXIT_CODE_REASONS.get(int(codes[-1]), f"the container exited with code {codes[-1]}")
@@ -233,8 +233,8 @@ def strip_log_envelope(response: str) -> str:
     return re.sub(r"\nEnd of LogType:[^\n]*\n\**\s*\Z", "\n", rest) if begins else response
 
 
-def _denial(response: requests.Response) -> str:
+def _describe_denial(response: requests.Response) -> str:
     """Return why YARN denies access."""
     if response.status_code == 401:
-        return f"{API_NAME} {_KERBEROS}"
+        return f"{API_NAME} {_LOGIN_REQUIRED}"
     return f"{API_NAME} denies access to this user: check the queue ACLs, or yarn.admin.acl"

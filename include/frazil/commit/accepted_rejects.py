@@ -18,7 +18,7 @@ from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)
 
-NAME = "accepted-rejects.json"
+FILE_NAME = "accepted-rejects.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class AcceptedRejects:
     at_ms: int
 
 
-def accept(tables: StreamTables, accepted: AcceptedRejects) -> None:
+def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
     """Store the acceptance. It replaces an earlier one."""
     text = json.dumps(
         {
@@ -72,4 +72,4 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
 
 
 def _path(tables: StreamTables) -> str:
-    return f"{tables.state}/{NAME}"
+    return f"{tables.state}/{FILE_NAME}"

@@ -17,7 +17,7 @@ from frazil.commit.marker import PROPERTY_PREFIX, flatten_topics, keep_topics, n
 from frazil.errors import AdoptionRequired
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.branches import head_of
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
@@ -51,7 +51,8 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
         )
     if not any(name.startswith(PROPERTY_PREFIX) for name in metadata.properties):
         raise AdoptionRequired(
-            f"table {table} has {'an unknown number of rows' if rows is None else counted(rows, 'row')} that stream "
+            f"table {table} has {'an unknown number of rows' if rows is None else format_count(rows, 'row')} that "
+            "stream "
             f"{stream!r} did not write: run `frazil adopt {stream}` to let the stream append to it"
         )
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.errors import MarkerUnreadable
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
@@ -46,7 +46,7 @@ class Worker(NamedTuple):
 
     @classmethod
     def current_process(cls) -> Worker:
-        own = mark(os.getpid())
+        own = identify_process(os.getpid())
         return cls(socket.gethostname(), own.pid, own.started_at_s)
 
 

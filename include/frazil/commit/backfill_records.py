@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.history import Period, ancestors_and_kept
 from frazil.commit.journal import Journal, JournalStore
-from frazil.commit.target import list_targets, object_path
+from frazil.commit.staging_targets import list_targets, object_path
 from frazil.errors import FrazilError
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import TopicPartition
@@ -45,27 +45,27 @@ class BackfillRecord:
     def to_bytes(self) -> bytes:
         raw: dict[str, Any] = {"backfill": self.backfill.to_json(), "late": self.late}
         if self.replayed:
-            raw["replayed"] = _pack(self.replayed)
+            raw["replayed"] = _encode_offsets(self.replayed)
         if self.routed:
-            raw["routed"] = {target: _pack(of) for target, of in self.routed.items()}
+            raw["routed"] = {target: _encode_offsets(of) for target, of in self.routed.items()}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BackfillRecord:
         raw: dict[str, Any] = json.loads(data)
         late = {int(begin): rows for begin, rows in raw["late"].items()}
-        routed = {target: _unpack(of) for target, of in raw.get("routed", {}).items()}
-        return cls(BackfillMarker.from_json(raw["backfill"]), late, _unpack(raw.get("replayed", ())), routed)
+        routed = {target: _decode_offsets(of) for target, of in raw.get("routed", {}).items()}
+        return cls(BackfillMarker.from_json(raw["backfill"]), late, _decode_offsets(raw.get("replayed", ())), routed)
 
 
-def _pack(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
+def _encode_offsets(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
     return [
         (topic, partition, base64.b64encode(found.serialize()).decode())
         for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))
     ]
 
 
-def _unpack(raw: Iterable[Sequence[Any]]) -> dict[TopicPartition, BitMap64]:
+def _decode_offsets(raw: Iterable[Sequence[Any]]) -> dict[TopicPartition, BitMap64]:
     return {(topic, partition): BitMap64.deserialize(base64.b64decode(offsets)) for topic, partition, offsets in raw}
 
 
@@ -142,7 +142,7 @@ def published_records(
         listed = [f.path for f in journals.store.list_files(backfills_folder(journals))]
         paths = [path for path in listed if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
     else:
-        paths = _paths_in(metadata, stream, window)
+        paths = _published_paths(metadata, stream, window)
     for path in paths:
         data = journals.store.get(path)
         record = BackfillRecord.from_bytes(data) if data else None
@@ -150,7 +150,7 @@ def published_records(
             yield record
 
 
-def _paths_in(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
+def _published_paths(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
     """Yield the paths of the records whose rows were published to main in the period."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary

@@ -29,21 +29,21 @@ from pyiceberg.types import LongType, NestedField
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from frazil.commit.marked_update import BranchEnd
-from frazil.commit.snapshot import Prepared, SnapshotWriter
+from frazil.commit.marked_update import BranchRemoval
+from frazil.commit.snapshot import PreparedSnapshot, SnapshotWriter
 from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.catalog_mistakes import configuration_error
-from frazil.table.catalogs import CatalogConfig, catalog_config, catalog_errors
+from frazil.table.catalogs import CatalogConfig, catalog_config, translate_catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
-from frazil.table.remains import STATE
+from frazil.table.remains import STATE_FOLDER
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+PROBE_VERSION = 1
 """Version of the checks. It is increased when checks are added, so that every host probes its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
@@ -62,7 +62,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
     Logs a warning if frazil may not create a table. Raises CommitRefused and CommitUnavailable.
     """
     config = catalog_config(spec.table.catalog)
-    record = _record(config)
+    record = _record_path(config)
     if config.embedded or record.exists():
         return
     try:
@@ -85,9 +85,12 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
     Creates a test table, and its namespace if that is missing. Removes both afterwards, and also tables of killed
     probes. Raises AccessDenied, CommitUnavailable, CommitRefused and SpecError.
     """
-    with catalog_errors(catalog.name), _namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace:
-        _sweep(catalog, namespace, now_ms=now_ms)
-        with _table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
+    with (
+        translate_catalog_errors(catalog.name),
+        _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,
+    ):
+        _drop_abandoned_tables(catalog, namespace, now_ms=now_ms)
+        with _create_table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
             missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
 
@@ -110,19 +113,19 @@ class _Probe:
         self._check_branch()
         return self.missing
 
-    def _commit(self, table: Table, *, value: str) -> Prepared:
+    def _commit(self, table: Table, *, value: str) -> PreparedSnapshot:
         prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=self.now_ms)
         self._swap(table, prepared, SetPropertiesUpdate(updates={PROPERTY: value}))
         return prepared
 
-    def _swap(self, table: Table, prepared: Prepared, *more: TableUpdate) -> None:
+    def _swap(self, table: Table, prepared: PreparedSnapshot, *more: TableUpdate) -> None:
         self.catalog.commit_table(table, prepared.requirements, (*prepared.updates, *more))
 
     def _load(self) -> Table:
         """Load the table as a reader does: a commit's response may not show what the catalog stored."""
         return self.catalog.load_table(self.table.name())
 
-    def _check_history(self, first: Prepared, second: Prepared) -> None:
+    def _check_history(self, first: PreparedSnapshot, second: PreparedSnapshot) -> None:
         now = self._load()
         ids = {snapshot.snapshot_id for snapshot in now.metadata.snapshots}
         head = head_of(now.metadata)
@@ -135,7 +138,7 @@ class _Probe:
         if now.properties.get(PROPERTY) != "second":
             self.missing.append("it drops table properties that are set with a commit")
 
-    def _check_conditional(self, base: Table, second: Prepared) -> None:
+    def _check_conditional(self, base: Table, second: PreparedSnapshot) -> None:
         """Check that a commit from the base of the second commit is refused, because the table has changed since."""
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         refused = False
@@ -163,7 +166,7 @@ class _Probe:
         if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
             self.missing.append("it ignores branches: after a commit to a branch, the branch does not exist")
             return
-        self.catalog.commit_table(now, (), BranchEnd(BRANCH).updates(now))
+        self.catalog.commit_table(now, (), BranchRemoval(BRANCH).updates(now))
         if BRANCH in self._load().metadata.refs:
             self.missing.append("it does not remove branches")
 
@@ -189,7 +192,7 @@ def _missing_in_storage(table: Table) -> Iterator[str]:
 
 
 @contextmanager
-def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
+def _create_namespace(catalog: Catalog, name: str) -> Iterator[str]:
     """Yield the namespace. Create it if it is missing, and drop it again after the block."""
     created = []
     parts = name.split(".")
@@ -202,11 +205,11 @@ def _namespace(catalog: Catalog, name: str) -> Iterator[str]:
         yield name
     finally:
         for namespace in reversed(created):
-            _best_effort("drop a namespace", lambda n=namespace: catalog.drop_namespace(n))  # type: ignore[misc]
+            _try_to("drop a namespace", lambda n=namespace: catalog.drop_namespace(n))  # type: ignore[misc]
 
 
 @contextmanager
-def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
+def _create_table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: int) -> Iterator[Table]:
     """Yield a new test table, and drop it after the block."""
     name = f"{PREFIX}{now_ms}_{uuid.uuid4().hex[:8]}"
     table_location = f"{_probe_folder(location)}/{name}" if location else None
@@ -219,16 +222,16 @@ def _table(catalog: Catalog, namespace: str, *, location: str | None, now_ms: in
     try:
         yield table
     finally:
-        _best_effort("drop its table", lambda: _remove(catalog, table))
+        _try_to("drop its table", lambda: _drop_with_files(catalog, table))
 
 
 def _probe_folder(location: str) -> str:
     """Return a folder below the declared location, which frazil may access and which listings skip."""
-    return f"{location.rstrip('/')}/{STATE}/_probe"
+    return f"{location.rstrip('/')}/{STATE_FOLDER}/_probe"
 
 
 @contextmanager
-def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
+def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """Remove, after the block, the empty folders that a probe left in a local warehouse.
 
     Use it only while no writer starts: a writer that creates its table at that moment could lose its folders.
@@ -245,19 +248,19 @@ def removing_empty_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
                 one.rmdir()
 
 
-def _sweep(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
+def _drop_abandoned_tables(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
     """Drop the test tables that killed probes left behind."""
 
     def sweep() -> None:
         for identifier in catalog.list_tables(namespace):
             found = _NAME.fullmatch(identifier[-1])
             if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
-                _remove(catalog, catalog.load_table(identifier))
+                _drop_with_files(catalog, catalog.load_table(identifier))
 
-    _best_effort("remove the tables of earlier probes", sweep)
+    _try_to("remove the tables of earlier probes", sweep)
 
 
-def _remove(catalog: Catalog, table: Table) -> None:
+def _drop_with_files(catalog: Catalog, table: Table) -> None:
     """Drop a table and delete its files."""
     catalog.drop_table(table.name())
     location = table.location()
@@ -273,7 +276,7 @@ def _remove(catalog: Catalog, table: Table) -> None:
             Path(urlsplit(location).path).rmdir()
 
 
-def _best_effort(purpose: str, action: Callable[[], object]) -> None:
+def _try_to(purpose: str, action: Callable[[], object]) -> None:
     """Run an action, and only log its error. `purpose` completes the sentence in the log."""
     try:
         action()
@@ -281,15 +284,15 @@ def _best_effort(purpose: str, action: Callable[[], object]) -> None:
         log.warning("the catalog's probe could not %s: %s", purpose, " ".join(str(error).split()))
 
 
-def _record(config: CatalogConfig) -> Path:
+def _record_path(config: CatalogConfig) -> Path:
     """Return the file that records, on this host, that the catalog passed. Its name is a hash of the catalog's
     address.
     """
-    key = hashlib.sha256(json.dumps([VERSION, *_address(config.properties)]).encode()).hexdigest()[:16]
+    key = hashlib.sha256(json.dumps([PROBE_VERSION, *_catalog_identity(config.properties)]).encode()).hexdigest()[:16]
     return home() / "catalogs" / f"{key}.json"
 
 
-def _address(properties: Mapping[str, str]) -> list[str]:
+def _catalog_identity(properties: Mapping[str, str]) -> list[str]:
     """Return what identifies the catalog: its URI without the password, and other properties."""
     uri = properties.get("uri", "")
     with suppress(ArgumentError):

@@ -17,6 +17,17 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.commit.adoption import check_adopted
+from frazil.commit.commit_checks import (
+    Continuity,
+    check_ancestry,
+    check_fence,
+    check_open_branch,
+    check_same_source,
+    classify_batch,
+    classify_dead_letters,
+    files_fit,
+)
+from frazil.commit.compare_and_swap import Done, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.followers import Followers
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.late_rows import windows_summary
@@ -31,20 +42,9 @@ from frazil.commit.marker import (
     read_marker,
 )
 from frazil.commit.open_branch import BranchChange, align_batch, check_aligned, release_waiting_files
-from frazil.commit.reasons import reasons_summary
-from frazil.commit.rules import (
-    Continuity,
-    check_ancestry,
-    check_fence,
-    check_open_branch,
-    check_same_source,
-    continuity,
-    dead_letter_continuity,
-    files_fit,
-)
+from frazil.commit.rejection_reasons import reasons_summary
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Done, TableCommit, TableHandle, commit_snapshots
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -92,7 +92,7 @@ class Committer:
             if marker is None:
                 check_adopted(table.metadata, stream=tables.stream, table=tables.main.identifier, source=source)
                 return first_marker(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
-            _check_in_table(table, marker, tables.main)
+            _check_not_rolled_back(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
             epoch = max(marker.at.epoch + 1, first_epoch)
             return dataclasses.replace(marker.owned_by(epoch), source=merge_identities(marker.source, source))
@@ -142,14 +142,14 @@ class Committer:
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
-            _check_in_table(table, marker, main)
+            _check_not_rolled_back(table, marker, main)
             check_same_source(marker.source, journal.source, stream=journal.stream)
-            decision = continuity(marker, journal)
+            decision = classify_batch(marker, journal)
             if decision is Continuity.COMMITTED:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return self._with_routed(advance(marker, journal), before=marker, journal=journal)
+            return self._with_routed(advance_marker(marker, journal), before=marker, journal=journal)
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
@@ -180,7 +180,7 @@ class Committer:
         """
         if before.routed is None and not journal.routed:
             return marker
-        complete = self.followers.complete_through if self.followers else before.routed or before.settled
+        complete = self.followers.last_complete_batch if self.followers else before.routed or before.settled
         return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
@@ -188,7 +188,7 @@ class Committer:
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
-            _check_in_table(table, marker, self._tables.main)
+            _check_not_rolled_back(table, marker, self._tables.main)
             return Done(marker) if marker.open_snapshot_id is None else marker
 
         def to_main(table: Table, marker: Marker) -> BranchChange | None:
@@ -209,7 +209,7 @@ class Committer:
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
-            decision = dead_letter_continuity(marker, journal)
+            decision = classify_dead_letters(marker, journal)
             if decision is Continuity.STALE:
                 raise StaleBatch(
                     f"dead letters were committed after batch {journal.key} of stream {journal.stream!r} was staged. "
@@ -239,7 +239,7 @@ class Committer:
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
-            _check_in_table(table, marker, self._tables.main)
+            _check_not_rolled_back(table, marker, self._tables.main)
             ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
             if not ahead:
                 return Done(marker)
@@ -294,13 +294,13 @@ class Committer:
         }
 
 
-def _check_in_table(table: Table, marker: Marker, handle: TableHandle) -> None:
+def _check_not_rolled_back(table: Table, marker: Marker, handle: TableHandle) -> None:
     """Check that neither main nor the open branch was rolled back to before the marker's snapshots."""
     check_ancestry(table.metadata, marker, table=handle.identifier)
     check_open_branch(table.metadata, marker, table=handle.identifier)
 
 
-def advance(marker: Marker, journal: Journal) -> Marker:
+def advance_marker(marker: Marker, journal: Journal) -> Marker:
     """Return the marker after the batch of this journal."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     newest = dict(marker.max_event_times_us)
@@ -346,9 +346,9 @@ def _check_can_land(
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
     """Return the offsets of records, from a stream's position on, that are already dead letters.
 
-    Reads the dead-letter table only if its own marker, `dead_letters`, is ahead of the stream's marker: after a reset,
-    or when only the main table is missing a batch. If a log was truncated, two records have had the same offset, so
-    dead letters at such offsets are left out.
+    Reads the dead-letter table only if its own marker, `count_dead_letters`, is ahead of the stream's marker: after a
+    reset, or when only the main table is missing a batch. If a log was truncated, two records have had the same offset,
+    so dead letters at such offsets are left out.
     """
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}

@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 
-NAME = "frazil.letters-by"
-SPAN = "frazil.letters-by-hours"
+COUNTS_KEY = "frazil.letters-by"
+SPAN_KEY = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
-RECENT_MS = timedelta(days=1) // timedelta(milliseconds=1)
-SPANS = (1, 4, 12)
+MAX_RECENT_AGE_MS = timedelta(days=1) // timedelta(milliseconds=1)
+BUCKET_HOURS = (1, 4, 12)
 """Bucket sizes in hours. If a summary would be too long, it uses the next larger size. Each size divides the next."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 
 
-class Changes(NamedTuple):
+class CountChanges(NamedTuple):
     """The dead letters that one commit added or removed."""
 
     by: Counts
@@ -35,7 +35,7 @@ class Changes(NamedTuple):
     """Bucket size in hours. A bucket's count is stored under its first hour."""
 
 
-NO_CHANGES = Changes({}, SPANS[0])
+UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
@@ -45,7 +45,7 @@ def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     buckets of 12 hours.
     """
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
-    first = span_start((now_ms - RECENT_MS) // HOUR_MS, SPANS[-1])
+    first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
     counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
     if "discarded_at" in rows.column_names:
         counts = pc.and_(counts, pc.is_null(rows["discarded_at"]))
@@ -55,27 +55,27 @@ def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
 
 def dead_letter_summary(changed: Counts) -> dict[str, str]:
     """Return the summary entries with the counts; empty if the counts are too long for a summary."""
-    for span in SPANS:
+    for span in BUCKET_HOURS:
         by_class: dict[str, dict[int, int]] = {}
         for (error_class, hour), count in sum_by_span(changed, span).items():
             if count:
                 by_class.setdefault(error_class, {})[hour] = count
         text = json.dumps(by_class, separators=(",", ":"))
         if len(text) <= MAX_SUMMARY_CHARACTERS:
-            return {NAME: text, SPAN: str(span)} if by_class else {}
+            return {COUNTS_KEY: text, SPAN_KEY: str(span)} if by_class else {}
     return {}
 
 
-def dead_letter_changes(summary: Mapping[str, str]) -> Changes:
+def parse_dead_letter_summary(summary: Mapping[str, str]) -> CountChanges:
     """Parse the entries of `dead_letter_summary`. Returns no counts for a summary of an earlier version or another
     program.
     """
     try:
-        by_class, span = json.loads(summary.get(NAME, "{}")), int(summary.get(SPAN, SPANS[0]))
+        by_class, span = json.loads(summary.get(COUNTS_KEY, "{}")), int(summary.get(SPAN_KEY, BUCKET_HOURS[0]))
         by = {(str(name), int(hour)): int(count) for name, hours in by_class.items() for hour, count in hours.items()}
     except (ValueError, TypeError, AttributeError, OverflowError):
-        return NO_CHANGES
-    return Changes(by, span) if span in SPANS else NO_CHANGES
+        return UNCHANGED_COUNTS
+    return CountChanges(by, span) if span in BUCKET_HOURS else UNCHANGED_COUNTS
 
 
 def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:

@@ -26,15 +26,15 @@ from frazil.table.object_store import ObjectStore
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-MAX_RECORDS = 1_024
+MAX_SEGMENT_RECORDS = 1_024
 """Maximum number of records in one object."""
-MAX_BYTES = 16 * 1024**2
+MAX_SEGMENT_BYTES = 16 * 1024**2
 """Maximum bytes of records in one object, before compression. Reading one record loads the whole object."""
 MAX_PARALLEL_READS = 8
 
 _NAME = re.compile(r"(\d{8,})-(\d{8,})_(\d{8,})-(\d{8,})\.jsonl\.gz")
 
-Records = dict[BatchKey, bytes]
+RecordsByKey = dict[BatchKey, bytes]
 """Commit records as stored, by batch."""
 
 
@@ -63,7 +63,7 @@ class FoldedRecords:
         self._store = store
         self._folder = f"{state}/records"
         self._known: tuple[Segment, ...] = ()
-        self._last: tuple[str, Records] = ("", {})
+        self._last: tuple[str, RecordsByKey] = ("", {})
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the current objects, oldest first."""
@@ -93,25 +93,25 @@ class FoldedRecords:
                     yield key, records[key]
                     last = key
 
-    def read(self, segment: Segment) -> Records:
+    def read(self, segment: Segment) -> RecordsByKey:
         """Return the records of one object in key order; empty if the object is missing or damaged."""
         if self._last[0] != segment.path:
             data = self._store.get(segment.path)
-            self._last = (segment.path, {} if data is None else _unpack(data, segment.path))
+            self._last = (segment.path, {} if data is None else _decode_records(data, segment.path))
         return self._last[1]
 
-    def write(self, records: Records) -> bool:
+    def write(self, records: RecordsByKey) -> bool:
         """Write records in key order as one object. Returns False if it already exists with other records."""
         path = self._path(records)
-        self._store.put_if_absent(path, _pack(records))
+        self._store.put_if_absent(path, _encode_records(records))
         stored = self._store.get(path)
-        return stored is not None and _unpack(stored, path) == records
+        return stored is not None and _decode_records(stored, path) == records
 
-    def delete(self, records: Records) -> None:
+    def delete(self, records: RecordsByKey) -> None:
         """Delete the object that `write` wrote for these records."""
         self._store.delete([self._path(records)])
 
-    def _path(self, records: Records) -> str:
+    def _path(self, records: RecordsByKey) -> str:
         first, last = next(iter(records)), next(reversed(records))
         return f"{self._folder}/{_key_text(first)}_{_key_text(last)}.jsonl.gz"
 
@@ -120,14 +120,14 @@ def _key_text(key: BatchKey) -> str:
     return f"{key.epoch:08d}-{key.batch:08d}"
 
 
-def _pack(records: Records) -> bytes:
+def _encode_records(records: RecordsByKey) -> bytes:
     head = {"format": FORMAT_VERSION, "keys": list(records)}
     lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
     # No timestamp, so that equal records produce equal bytes.
     return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 
-def _unpack(data: bytes, path: str) -> Records:
+def _decode_records(data: bytes, path: str) -> RecordsByKey:
     try:
         first, *lines = gzip.decompress(data).split(b"\n")
         head = json.loads(first)
@@ -142,14 +142,14 @@ def _unpack(data: bytes, path: str) -> Records:
 
 
 def split_records(
-    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_RECORDS
-) -> Iterator[Records]:
+    keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
+) -> Iterator[RecordsByKey]:
     """Read journals, and yield them in order in groups that each fill one object. Skips empty journals.
 
     A last group that does not fill an object is not yielded. Stops if `read` returns None: another process has folded
     that journal.
     """
-    group: Records = {}
+    group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:
         # Each thread reads at most one record ahead: records of many files or windows take megabytes.
@@ -161,6 +161,6 @@ def split_records(
                 if data:
                     group[key] = data
                     size += len(data)
-                if len(group) >= limit or size >= MAX_BYTES:
+                if len(group) >= limit or size >= MAX_SEGMENT_BYTES:
                     yield group
                     group, size = {}, 0

@@ -20,28 +20,28 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
+from frazil.commit.commit_checks import check_ancestry, files_fit
+from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
 from frazil.commit.marker import BatchKey, Fate, Marker, merge_identities, read_marker, try_read_marker
-from frazil.commit.members import journals_never_committed
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGING_MODES
-from frazil.commit.rules import check_ancestry, files_fit
+from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.sweep import bare_path, sweep_merged
 from frazil.commit.waiting_files import (
     delete_waiting_files,
-    drop_given_up,
+    drop_discarded,
     files_for_table,
     has_waiting_files,
     is_waiting_file,
-    load_note,
-    load_notes,
+    load_missing_table_note,
+    load_missing_table_notes,
 )
 from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import Target
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.catalogs import explain_table_error
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class _TableRecreated(CommitUnavailable):
     """Raised if a table was recreated under its name after files had been prepared for it."""
 
 
-class Gone(StrEnum):
+class TableAbsence(StrEnum):
     """Why a table of the route is no longer in the catalog under its name: it was dropped or renamed."""
 
     MISSING = "missing"
@@ -77,7 +77,7 @@ class Gone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class LaggingTable:
     """A routed table that is missing rows of batches that the default table has."""
 
     target: Target
@@ -90,21 +90,21 @@ class Behind:
     """The id of the backfill or replay of the missing rows; `batches` then counts chunks. None for rows of batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, without an error. The writer commits it next."""
-    gone: Gone | None = None
+    gone: TableAbsence | None = None
     """What happened to a table that no longer exists; None for a table that exists."""
 
     @property
     def amiss(self) -> str:
         """Return a short description of the problem."""
-        return str(self.gone) if self.gone else f"{counted(self.rows, 'row')} behind"
+        return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
 
-    def is_coming(self, now_ms: int) -> bool:
+    def is_about_to_commit(self, now_ms: int) -> bool:
         """Return whether a healthy writer is about to commit the missing batch."""
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
     def __str__(self) -> str:
-        of = counted(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
-        return f"{self.target} is missing {counted(self.rows, 'row')} of {of}: {self.reason}"
+        of = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
+        return f"{self.target} is missing {format_count(self.rows, 'row')} of {of}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Followers:
     """The last batch that was added. All routed tables have all batches up to it, except the batches in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals, in order, that the default table has committed and that the routed table may not have committed yet."""
-    behind: dict[Target, Behind] = field(default_factory=dict)
+    behind: dict[Target, LaggingTable] = field(default_factory=dict)
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes tables that were dropped when they had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
@@ -158,13 +158,13 @@ class Followers:
         followers.through = marker.routed
         for journal in reversed([*decided_journals(tables, marker)]):
             followers.add(journal)
-        notes = {note.target: note for note in load_notes(tables)} if followers.waiting else {}
-        waiting = {target: drop_given_up(js, notes.get(target)) for target, js in followers.waiting.items()}
+        notes = {note.target: note for note in load_missing_table_notes(tables)} if followers.waiting else {}
+        waiting = {target: drop_discarded(js, notes.get(target)) for target, js in followers.waiting.items()}
         followers.waiting = {target: journals for target, journals in waiting.items() if journals}
         return followers
 
     @property
-    def complete_through(self) -> BatchKey:
+    def last_complete_batch(self) -> BatchKey:
         """Return the last batch that all tables have, together with all earlier batches."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.through if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
@@ -194,7 +194,7 @@ class Followers:
                 continue
             self.refused[target] = failure.reason
             if failure.missing:
-                behind = make_behind(target, failure.missing, failure.reason)
+                behind = make_lagging_table(target, failure.missing, failure.reason)
                 if target not in self.behind:
                     log.warning("%s. The files with these rows are kept; the writer retries with each batch", behind)
                 self.behind[target] = behind
@@ -230,11 +230,13 @@ class Followers:
             handle.forget()
         try:
             if again:
-                self.waiting[target] = drop_given_up(self.waiting[target], load_note(self.tables, target))
+                self.waiting[target] = drop_discarded(
+                    self.waiting[target], load_missing_table_note(self.tables, target)
+                )
             if not (journals := self.waiting[target]):
                 return None  # an operator discarded the rows
             self._create_if_waiting(target, journals)
-            waited, late = 0, again or self._is_inherited(target)
+            waited, late = 0, again or self._has_inherited_files(target)
             if late:
                 _check_files_exist(self.tables, handle, journals, target=target)
                 waited = _row_count(missing_journals(self.tables, handle.current(), journals), target)
@@ -243,27 +245,27 @@ class Followers:
             if late:
                 sweep_merged(self.tables, journals, target)
             if waited:
-                log.warning("table %s received %s that had been waiting for it", target, counted(waited, "row"))
+                log.warning("table %s received %s that had been waiting for it", target, format_count(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.debug("the commit to table %s failed", target, exc_info=True)
-            return self._failure(target, error)
+            return self._describe_failure(target, error)
         return None
 
-    def _failure(self, target: Target, error: Exception) -> _Failure:
+    def _describe_failure(self, target: Target, error: Exception) -> _Failure:
         """Return the failure, with the batches that the table is missing.
 
         If the table was dropped, it may already have had some batches of an earlier writer. Otherwise all waiting
         batches count.
         """
         missing: Sequence[Journal] = self.waiting[target]
-        if self._is_inherited(target) and isinstance(error, NoSuchTableError | TableLost):
+        if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
             try:
                 missing = journals_never_committed(self.tables, target, missing)
             except Exception:  # as above: without the table's metadata, all waiting batches count as missing
                 log.debug("cannot determine which batches table %s had", target, exc_info=True)
         return _Failure(explain_error(error, self.tables.stream, target), missing)
 
-    def _is_inherited(self, target: Target) -> bool:
+    def _has_inherited_files(self, target: Target) -> bool:
         """Return whether an earlier writer staged files that the table may not have."""
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])
 
@@ -318,7 +320,7 @@ class Followers:
                     f"rows that wait for table {target} were written for a schema or partition spec that the table no "
                     "longer has: make columns that have since become required optional again"
                 )
-            return reduce(_advance, journals, marker)
+            return reduce(_advance_marker, journals, marker)
 
         summary = {
             "frazil.operation": "follow",
@@ -333,10 +335,10 @@ class Followers:
         return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def make_behind(target: Target, journals: Sequence[Journal], reason: str) -> Behind:
+def make_lagging_table(target: Target, journals: Sequence[Journal], reason: str) -> LaggingTable:
     """Return the routed table as lagging: `journals` are the batches that it is missing."""
     since_ms = min(journal.created_at_ms for journal in journals)
-    return Behind(target, since_ms, len(journals), _row_count(journals, target), reason)
+    return LaggingTable(target, since_ms, len(journals), _row_count(journals, target), reason)
 
 
 def _row_count(journals: Iterable[Journal], target: Target) -> int:
@@ -360,7 +362,7 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
             yield journal
 
 
-def _advance(marker: Marker, journal: Journal) -> Marker:
+def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     """Return a routed table's marker after a batch."""
     ends = {p.topic_partition: p.end for p in journal.progress}
     owned = marker if journal.key.epoch in marker.batches else marker.owned_by(journal.key.epoch)
@@ -409,7 +411,7 @@ def _check_files_exist(
     existing = {bare_path(file.path) for waits, folder in folders for file in stores[waits].list_files(folder)}
     if missing := sorted({bare_path(file.path) for file in files} - existing):
         raise CommitUnavailable(
-            f"{counted(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"
+            f"{format_count(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"
         )
 
 

@@ -19,7 +19,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import MAIN, head_of
 
 HOUR_MS = 3_600_000
-ONLY_IN_SUMMARY = ("frazil.lost", "frazil.backfill-stream")
+SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
 """Summary keys of skipped ranges and published backfills. No commit record contains the time of these events."""
 
 RECORD_OUTCOMES = (
@@ -170,19 +170,19 @@ class Period:
 
 def period_between(begin: datetime, end: datetime) -> Period:
     """Return the period between two timezone-aware times."""
-    return Period(_ms(begin), _ms(end))
+    return Period(_to_ms(begin), _to_ms(end))
 
 
 def last_period(length: timedelta, now: datetime) -> Period:
     """Return the period of this length that ends now. Commits in the current millisecond are included."""
-    return Period(_ms(now - length), _ms(now) + 1)
+    return Period(_to_ms(now - length), _to_ms(now) + 1)
 
 
 def complete_hours(moment: datetime, hours: int = 1) -> Period:
     """Return the last `hours` full UTC clock hours that ended at or before `moment`."""
-    end_ms = _ms(moment) // HOUR_MS * HOUR_MS
+    end_ms = _to_ms(moment) // HOUR_MS * HOUR_MS
     return Period(end_ms - hours * HOUR_MS, end_ms)
 
 
-def _ms(moment: datetime) -> int:
+def _to_ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)

@@ -18,9 +18,9 @@ from operator import itemgetter
 from typing import Any
 
 from frazil.commit.cost import BatchCost
-from frazil.commit.folded_records import MAX_RECORDS, FoldedRecords, split_records
+from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction, Marker, flatten_topics, nest_by_topic
-from frazil.commit.reasons import Reasons, reasons_from_json, reasons_json
+from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
@@ -177,7 +177,7 @@ class Journal:
         )
 
 
-class Unusable(Enum):
+class UnusableJournal(Enum):
     """Why the object under a batch's journal key cannot be used as its journal."""
 
     ABSENT = "nothing"
@@ -216,17 +216,17 @@ class JournalStore:
         """Close a key that has a journal, so that the journal is never committed."""
         self.store.put(self.path(key), VOID)
 
-    def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | Unusable:
+    def entry(self, key: BatchKey, *, table_uuid: str, stream: str) -> Journal | UnusableJournal:
         """Return the batch's journal, or the reason why it cannot be used for this stream, table and key."""
         data = self._load(self.path(key))
         if data is None:
-            return Unusable.ABSENT
+            return UnusableJournal.ABSENT
         if data == VOID:
-            return Unusable.VOID
+            return UnusableJournal.VOID
         journal = Journal.from_bytes(data)
         if journal is None or (journal.stream, journal.key) != (stream, key):
-            return Unusable.FOREIGN
-        return journal if journal.table_uuid == table_uuid else Unusable.OTHER_TABLE
+            return UnusableJournal.FOREIGN
+        return journal if journal.table_uuid == table_uuid else UnusableJournal.OTHER_TABLE
 
     def get(self, key: BatchKey) -> Journal | None:
         return self.read(self.path(key))
@@ -288,7 +288,7 @@ class JournalStore:
         marker: Marker,
         *,
         keep: int = MIN_UNFOLDED_RECORDS,
-        limit: int = MAX_RECORDS,
+        limit: int = MAX_SEGMENT_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
         """Fold the oldest commit records, and yield the number of records in each new object.
@@ -306,7 +306,7 @@ class JournalStore:
             if marker.settled is not None and key <= marker.settled and marker.fate(key) is not Fate.NOT_COMMITTED
         ]
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
-        for group in split_records(old, lambda key: self._foldable(key, marker.stream), limit=limit):
+        for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):
             if not self._folded.write(group):
                 log.warning(
                     "cannot fold %d commit records of stream %r: an object of the same name has other records",
@@ -329,7 +329,7 @@ class JournalStore:
         self.delete([key for key, data in folded.items() if self.store.get(self.path(key)) == data])
         return [key for key in keys if key > through]
 
-    def _foldable(self, key: BatchKey, stream: str) -> bytes | None:
+    def _read_to_fold(self, key: BatchKey, stream: str) -> bytes | None:
         """Return a journal's content. Empty if it must not be folded; None if it is missing."""
         data = self.store.get(self.path(key))
         journal = _parse_journal(data)

@@ -20,7 +20,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
 
-WINDOWS = "frazil.windows"
+WINDOWS_KEY = "frazil.windows"
 
 
 def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
@@ -28,7 +28,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
     if windows is None:
         return {}
     text = json.dumps(dict(sorted(windows.items())), separators=(",", ":"))
-    return {WINDOWS: text} if len(text) <= MAX_SUMMARY_CHARACTERS else {}
+    return {WINDOWS_KEY: text} if len(text) <= MAX_SUMMARY_CHARACTERS else {}
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
@@ -42,13 +42,13 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
     for snapshot in ancestors(table.metadata):
         if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
-        if may_be_late(snapshot, cursor):
+        if may_add_late_rows(snapshot, cursor):
             rows = _rows_in_summary(snapshot)
             late.update(count_added_rows(table, snapshot, cursor, column=column) if rows is None else rows)
     return {start: count for start, count in late.items() if cursor.from_us <= start < cursor.through_us and count}
 
 
-def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
+def may_add_late_rows(snapshot: Snapshot, cursor: Cursor) -> bool:
     """Return whether a commit may have added rows to signalled windows, according to its summary."""
     rows = _rows_in_summary(snapshot)
     if rows is not None:
@@ -63,5 +63,5 @@ def may_be_late(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
     """Return the number of a commit's rows per window start; None if the summary does not have it."""
-    text = snapshot.summary.get(WINDOWS) if snapshot.summary else None
+    text = snapshot.summary.get(WINDOWS_KEY) if snapshot.summary else None
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

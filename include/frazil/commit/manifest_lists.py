@@ -17,10 +17,10 @@ from pyiceberg.manifest import DEFAULT_READ_VERSION, MANIFEST_LIST_FILE_SCHEMAS,
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
-from frazil.table.recent import Recent
+from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
-MAX_CACHED = 32
+MAX_CACHED_LISTS = 32
 """Maximum number of cached lists. Suffices for a stream's tables and open branch before and after a commit, and for
 failed attempts.
 """
@@ -47,7 +47,7 @@ class ListWriter(ManifestListWriterV2):
         return self
 
 
-_cache = Recent[dict[str, _ListEntry]](MAX_CACHED)
+_cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
 """Manifests with their encoded entries: by the path of the manifest list, then by the path of the manifest."""
 
 
@@ -79,12 +79,12 @@ def add_manifests(
             entry.encoded = buffer.getvalue()
         entries[manifest.manifest_path] = entry
     if entries:
-        avro.writer = _Verbatim()  # type: ignore[assignment]
+        avro.writer = _EncodedRecordWriter()  # type: ignore[assignment]
         avro.write_block([entry.encoded for entry in entries.values()])  # type: ignore[misc]
     _cache.keep(snapshot.manifest_list, entries)
 
 
-class _Verbatim:
+class _EncodedRecordWriter:
     """Replaces Avro's record writer, for records that are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:

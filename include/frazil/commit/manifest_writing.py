@@ -46,7 +46,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
-from frazil.table.recent import Recent
+from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 FORMAT_VERSION: Literal[2] = 2
@@ -61,14 +61,14 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ManifestLayout:
     """The partition spec and schema of a manifest and of the files that it lists."""
 
     spec: PartitionSpec
     schema: Schema
 
     @classmethod
-    def for_staged_file(cls, file: StagedFile, metadata: TableMetadata) -> Layout:
+    def for_staged_file(cls, file: StagedFile, metadata: TableMetadata) -> ManifestLayout:
         """Return the layout for a staged file. Raises SchemaIncompatible if the table no longer has the file's
         schema.
         """
@@ -80,7 +80,7 @@ class Layout:
         return cls(metadata.specs()[file.spec_id], schema)
 
     @classmethod
-    def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> Layout:
+    def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> ManifestLayout:
         """Return a layout for this spec, with the newest schema that has the spec's columns."""
         sources = {f.source_id for f in spec.fields}
         newest = [metadata.schema(), *reversed(metadata.schemas)]
@@ -103,12 +103,12 @@ MAX_KEPT_ENTRIES = 1_024
 class _ManifestEncoding:
     """The Avro encoding and header metadata that manifests with the same layout, content and codec share."""
 
-    layout: Layout
+    layout: ManifestLayout
     avro: AvroEncoding
     metadata: Mapping[str, str]
 
 
-_encodings = Recent[_ManifestEncoding](MAX_CACHED_ENCODINGS)
+_encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
@@ -116,7 +116,7 @@ class _Writer(ManifestWriterV2):
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
-        layout: Layout,
+        layout: ManifestLayout,
         content: ManifestContent,
         path: str,
         *,
@@ -125,7 +125,7 @@ class _Writer(ManifestWriterV2):
         copied: CopiedEntries | None = None,
     ) -> None:
         count_request("writes", path)
-        output = CountedOutput(table.io.new_output(path))
+        output = CountingOutput(table.io.new_output(path))
         super().__init__(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata))
         self._layout, self._content, self._copied = layout, content, copied
         self._table_uuid = table.metadata.table_uuid
@@ -152,7 +152,7 @@ class _Writer(ManifestWriterV2):
         avro = AvroEncoding(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
         return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
-    def _with_partition(self, format_version: TableVersion) -> Schema:
+    def _entry_schema(self, format_version: TableVersion) -> Schema:
         """Return the entries' schema. Partition values are optional even if their column is required."""
         values = [
             NestedField(field.field_id, field.name, field.field_type, required=False)
@@ -167,7 +167,7 @@ class _Writer(ManifestWriterV2):
         # A schema whose commit failed may have had the same id.
         if encoding is None or encoding.layout != self._layout:
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
-            written, in_memory = self._with_partition(self.version), self._with_partition(DEFAULT_READ_VERSION)
+            written, in_memory = self._entry_schema(self.version), self._entry_schema(DEFAULT_READ_VERSION)
             avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
             encoding = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
             _encodings.keep(name, encoding)
@@ -175,7 +175,13 @@ class _Writer(ManifestWriterV2):
 
 
 def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
-    files: Iterable[DataFile], layout: Layout, *, content: ManifestContent, path: str, table: Table, snapshot_id: int
+    files: Iterable[DataFile],
+    layout: ManifestLayout,
+    *,
+    content: ManifestContent,
+    path: str,
+    table: Table,
+    snapshot_id: int,
 ) -> ManifestFile:
     """Write a manifest of files that have one layout and content, all added by this snapshot."""
     entries = (
@@ -201,7 +207,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
     snapshot_id: int,
 ) -> ManifestFile:
     """Rewrite a manifest whose live entries are `entries`; marks the files at the paths `removed` as deleted."""
-    layout = Layout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
+    layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
     written = (_updated_entry(entry, snapshot_id, deleted=entry.data_file.file_path in removed) for entry in entries)
     copied = CopiedEntries.from_manifest(manifest, table.io)
     return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
@@ -212,7 +218,7 @@ def write_merged(
 ) -> ManifestFile:
     """Write the entries of manifests of the same kind into one manifest, as existing files."""
     first = next(iter(merged))
-    layout = Layout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
+    layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     together = tuple(data_file for written in merged.values() for data_file in written.copied.data_files)
     copied = replace(merged[first].copied, data_files=together)
@@ -241,7 +247,7 @@ def _entry(entry: ManifestEntry, file: DataFile, status: ManifestEntryStatus, sn
 
 def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     entries: Iterable[ManifestEntry],
-    layout: Layout,
+    layout: ManifestLayout,
     content: ManifestContent,
     *,
     path: str,
@@ -289,7 +295,7 @@ def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
     return _AVRO_CODECS.get(name, "deflate")
 
 
-class CountedOutput(OutputFile):
+class CountingOutput(OutputFile):
     """Wraps an output file, and counts the bytes written to it."""
 
     def __init__(self, inner: OutputFile) -> None:
@@ -311,7 +317,7 @@ class CountedOutput(OutputFile):
 
 
 class _CountedStream(OutputStream):
-    def __init__(self, inner: OutputStream, file: CountedOutput) -> None:
+    def __init__(self, inner: OutputStream, file: CountingOutput) -> None:
         self._inner, self._file = inner, file
 
     def write(self, b: bytes) -> int:
@@ -433,7 +439,7 @@ class WrittenEntries:
                 )
 
 
-recently_written = Recent[WrittenEntries](MAX_KEPT_MANIFESTS)
+recently_written = BoundedCache[WrittenEntries](MAX_KEPT_MANIFESTS)
 """The entries of manifests that this process wrote and has not merged, by path."""
 
 

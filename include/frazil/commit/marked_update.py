@@ -26,16 +26,16 @@ from pyiceberg.table.update import (
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.adoption import forgotten_property
+from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, WrittenFiles, commit_snapshots, swap
 from frazil.commit.history import ancestors
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.late_rows import WINDOWS
-from frazil.commit.marker import Marker, open_branch, property_name, read_marker
+from frazil.commit.late_rows import WINDOWS_KEY
+from frazil.commit.marker import Marker, open_branch_name, property_name, read_marker
 from frazil.commit.merging import MergeWriter
-from frazil.commit.mode import MERGING_MODES
+from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.open_branch import BranchChange
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter
+from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import Change, Done, TableCommit, TableHandle, Written, commit_snapshots, swap
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.table.branches import head_of
@@ -44,9 +44,9 @@ from frazil.table.tables import may_delete_files
 
 M = TypeVar("M", Marker, Marker | None)
 
-ALIGN = "align"
+ALIGN_OPERATION = "align"
 """The value of `frazil.operation` in the summaries of the open branch's snapshots."""
-OPEN_SNAPSHOT = "frazil.open-snapshot-id"
+OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
 """The summary key for the open branch's head. After a rollback of main, a reset restores the branch to it."""
 
 
@@ -58,7 +58,7 @@ class MarkedUpdate:
     files: Sequence[StagedFile] = ()
     merge: MergeWriter | None = None
     """Merges changes into main, instead of adding `files`."""
-    written: list[Written] = field(default_factory=list)
+    written: list[WrittenFiles] = field(default_factory=list)
     _main: SnapshotWriter | MergeWriter | None = None
 
     def prepare(
@@ -82,15 +82,15 @@ class MarkedUpdate:
         """Prepare the snapshots of both branches. Each round prepares them again, because the open branch may have
         changed.
         """
-        name = open_branch(self.stream)
+        name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
         updates: tuple[TableUpdate, ...]
-        head, updates = self._branch(table, change, found, now_ms=now_ms)
-        main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaves)
+        head, updates = self._change_branch(table, change, found, now_ms=now_ms)
+        main = SnapshotWriter(change.to_main, moved=() if change.drops else change.leaving_files)
         self.written.append(main)
-        entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT}
+        entries = {key: text for key, text in summary.items() if key != OPEN_SNAPSHOT_KEY}
         if head:
-            entries[OPEN_SNAPSHOT] = str(head.snapshot_id)
+            entries[OPEN_SNAPSHOT_KEY] = str(head.snapshot_id)
         prepared = main.prepare(table, summary=entries, now_ms=now_ms)
         marked: Change[M] = self._with_marker(table, prepared, marker, head.snapshot_id if head else None)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
@@ -98,7 +98,9 @@ class MarkedUpdate:
             marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *updates)
         )
 
-    def _with_marker(self, table: Table, prepared: Prepared, marker: M, open_snapshot_id: int | None) -> Change[M]:
+    def _with_marker(
+        self, table: Table, prepared: PreparedSnapshot, marker: M, open_snapshot_id: int | None
+    ) -> Change[M]:
         made = prepared.snapshot
         if marker is None:
             removed = RemovePropertiesUpdate(removals=[property_name(self.stream)])
@@ -110,35 +112,35 @@ class MarkedUpdate:
             prepared.requirements, (*prepared.updates, SetPropertiesUpdate(updates=dict([proof]))), marker, proof
         )
 
-    def _branch(
+    def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[Snapshot | None, tuple[TableUpdate, ...]]:
         """Return the open branch's head after the change (None if it is removed), and the updates."""
-        name = open_branch(self.stream)
+        name = open_branch_name(self.stream)
         if change.ends:
-            return None, self._branch_end().updates(table)
-        if not (change.joins or change.leaves) and change.base == found:
+            return None, self._branch_removal().updates(table)
+        if not (change.joining_files or change.leaving_files) and change.base == found:
             return found, ()
-        base = Base(change.stays, change.leaves, change.base.summary if change.base else None)
+        base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
         writer = SnapshotWriter(
-            change.joins, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
+            change.joining_files, branch=name, base=base, manifest_key=change.manifest_key, earlier_snapshots=1
         )
         self.written.append(writer)
-        summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN}
+        summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN_OPERATION}
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
 
-    def _branch_end(self) -> BranchEnd:
+    def _branch_removal(self) -> BranchRemoval:
         """Return the removal of the branch, and of snapshots that it had before a reset moved it back."""
 
         def of_the_branch(snapshot: Snapshot) -> bool:
             summary = snapshot.summary
             return summary is not None and (summary.get("frazil.stream"), summary.get("frazil.operation")) == (
                 self.stream,
-                ALIGN,
+                ALIGN_OPERATION,
             )
 
-        end = BranchEnd(open_branch(self.stream), also_removes=of_the_branch)
+        end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
         self.written.append(end)
         return end
 
@@ -184,9 +186,9 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
         if isinstance(marker, Done):
             return marker
         change = branch_change(table, marker) if branch_change else None
-        entries = {**_position(marker), **summary}
+        entries = {**_position_summary(marker), **summary}
         if change or merge:  # main receives other rows than those of the batch
-            entries.pop(WINDOWS, None)
+            entries.pop(WINDOWS_KEY, None)
         return update.prepare(table, marker, change, summary=entries, now_ms=tables.clock_ms())
 
     return TableCommit(handle, propose, update.written)
@@ -208,7 +210,7 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
     return MergeWriter(journal.stream, staged, merging, tables.landed, traced)
 
 
-def _position(marker: Marker) -> dict[str, str]:
+def _position_summary(marker: Marker) -> dict[str, str]:
     """Return summary entries with the marker's position, for users. Their size does not depend on the number of
     partitions.
     """
@@ -220,13 +222,13 @@ def _position(marker: Marker) -> dict[str, str]:
     if marker.watermark_us is not None:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
     if marker.max_event_times_us:
-        position["max-event-time"] = iso_utc(max(marker.max_event_times_us.values()))
+        position["max-event-time"] = format_iso_utc(max(marker.max_event_times_us.values()))
     if marker.open_snapshot_id is not None:
-        position[OPEN_SNAPSHOT] = str(marker.open_snapshot_id)
+        position[OPEN_SNAPSHOT_KEY] = str(marker.open_snapshot_id)
     return position
 
 
-def iso_utc(us: int) -> str:
+def format_iso_utc(us: int) -> str:
     """Format microseconds since 1970 as ISO 8601. Outside the calendar's range, returns the number with its unit."""
     try:
         return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
@@ -235,7 +237,7 @@ def iso_utc(us: int) -> str:
 
 
 @dataclass(slots=True)
-class BranchEnd:
+class BranchRemoval:
     """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used.
 
     The snapshots must not remain: their summaries would still list files as added that are now in main. Iceberg's
@@ -244,7 +246,7 @@ class BranchEnd:
     """
 
     branch: str
-    also_removes: Callable[[Snapshot], bool] = lambda _: False
+    is_former_snapshot: Callable[[Snapshot], bool] = lambda _: False
     """Selects snapshots that the branch had before a reset moved the branch back; they are removed too."""
     removed_ids: frozenset[int] = field(default=frozenset())
     waste: frozenset[str] = field(default=frozenset())
@@ -264,7 +266,7 @@ class BranchEnd:
             return ()
         own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
-        own |= {s.snapshot_id for s in metadata.snapshots if self.also_removes(s)}
+        own |= {s.snapshot_id for s in metadata.snapshots if self.is_former_snapshot(s)}
         gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
         # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):

@@ -214,7 +214,7 @@ class Marker:
             ) from error
 
 
-def open_branch(stream: str) -> str:
+def open_branch_name(stream: str) -> str:
     """Return the name of the branch where rows below the offsets wait with `commit.align: watermark`."""
     return f"frazil-open-{stream}"
 

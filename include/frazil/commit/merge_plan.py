@@ -34,18 +34,18 @@ from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import rows_between
+from frazil.spec.type_ends import filter_between
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
-SPLIT_BYTES = 64 * 2**20
+MIN_SPLIT_BYTES = 64 * 2**20
 """Minimum size of a group that is split. For a smaller group, a second round of tasks would cost more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
-Values = tuple[Any, ...]
+GroupValues = tuple[Any, ...]
 """The values of the partition fields that depend only on the key."""
-Bounds = tuple[tuple[Any, Any], ...]
+KeyBounds = tuple[tuple[Any, Any], ...]
 """The minimum and maximum of each key column; None where a bound is unknown."""
 
 
@@ -75,7 +75,7 @@ class MergePlan:
     """The live entries of the manifests that may list files of the tasks, by the path of the manifest."""
     manifests: Sequence[ManifestFile]
     """All manifests of the snapshot that have live files."""
-    bins: Mapping[Values, int]
+    bins: Mapping[GroupValues, int]
     """The task index of each group that is not split."""
 
     def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
@@ -97,8 +97,8 @@ def plan_merge(
         return MergePlan((), (), {}, manifests, {})
     wanted = _ChangeIndex(table, tuple(changes), key_schema(table, rules.key))
     read = {m.manifest_path: m.fetch_manifest_entry(table.io) for m in manifests if wanted.may_list(m)}
-    groups = _groups(wanted, manifests, read)
-    tasks, insert_tasks, bins = _divide(groups, parallelism, before.bins if before else {})
+    groups = _build_groups(wanted, manifests, read)
+    tasks, insert_tasks, bins = _divide_into_tasks(groups, parallelism, before.bins if before else {})
     return MergePlan(tasks, insert_tasks, read, manifests, bins)
 
 
@@ -142,31 +142,31 @@ class _ChangeIndex:
             if part.source_id in sources and not isinstance(part.transform, VoidTransform)
         ]
         self._types = _partition_types(spec, table)
-        self.groups: dict[Values, list[StagedFile]] = defaultdict(list)
+        self.groups: dict[GroupValues, list[StagedFile]] = defaultdict(list)
         for file in changes:
             self.groups[self._group_values(file.partition)].append(file)
         self.group_bounds = {values: self._key_bounds(files) for values, files in self.groups.items()}
         self.bounds = self._key_bounds(changes)
         self._evaluators: dict[int, Any] = {}
 
-    def _group_values(self, partition: PartitionKey) -> Values:
-        return tuple(_decode(self._types[i], partition[i]) for i in self.key_fields)
+    def _group_values(self, partition: PartitionKey) -> GroupValues:
+        return tuple(_decode_bound(self._types[i], partition[i]) for i in self.key_fields)
 
-    def group_values(self, file: DataFile) -> Values | None:
+    def group_values(self, file: DataFile) -> GroupValues | None:
         """Return the group values of a file of the table; None for a file of another partition spec."""
         return tuple(_plain_value(file.partition[i]) for i in self.key_fields) if file.spec_id == self.spec_id else None
 
-    def _key_bounds(self, files: Sequence[StagedFile]) -> Bounds:
+    def _key_bounds(self, files: Sequence[StagedFile]) -> KeyBounds:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_list(self, manifest: ManifestFile) -> bool:
         """Return whether a manifest may list files with the changes' keys, according to its partition summaries."""
-        if manifest.partition_spec_id == self.spec_id and not self._in_summaries(manifest):
+        if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
-            self._evaluators[spec_id] = _evaluator(spec, schema, self._filter)
+            self._evaluators[spec_id] = _build_evaluator(spec, schema, self._filter)
         return self._evaluators[spec_id] is None or bool(self._evaluators[spec_id](manifest))
 
     @cached_property
@@ -175,7 +175,7 @@ class _ChangeIndex:
         columns = [set(column) for column in zip(*self.groups, strict=True)]
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
-    def _in_summaries(self, manifest: ManifestFile) -> bool:
+    def _matches_summaries(self, manifest: ManifestFile) -> bool:
         """Return whether a manifest's partition summaries may include the partition values of a change."""
         summaries = manifest.partitions
         if not summaries:
@@ -197,10 +197,10 @@ class _ChangeIndex:
         rows: BooleanExpression = AlwaysTrue()
         for column, bounds in zip(self._key.fields, self.bounds, strict=True):
             if None not in bounds:
-                rows = And(rows, rows_between(column, *bounds))
+                rows = And(rows, filter_between(column, *bounds))
         return rows
 
-    def overlaps(self, file: DataFile, bounds: Bounds) -> bool:
+    def overlaps(self, file: DataFile, bounds: KeyBounds) -> bool:
         """Return whether the bounds of a file's key columns overlap these bounds."""
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         for (field_id, kind), (smallest, greatest) in zip(self._kinds, bounds, strict=True):
@@ -226,7 +226,7 @@ def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     return []
 
 
-def _decode(kind: PrimitiveType, text: str | None) -> Any:
+def _decode_bound(kind: PrimitiveType, text: str | None) -> Any:
     return None if text is None else from_bytes(kind, base64.b64decode(text))
 
 
@@ -234,12 +234,12 @@ def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile
     """Return the minimum and maximum of a column in staged files. Each is None if it is unknown for some file."""
     if isinstance(kind, UUIDType):  # engines order UUIDs differently: Java compares the halves as signed numbers
         return None, None
-    lower = [_decode(kind, f.lower_bounds.get(field_id)) for f in files]
-    upper = [_decode(kind, f.upper_bounds.get(field_id)) for f in files]
+    lower = [_decode_bound(kind, f.lower_bounds.get(field_id)) for f in files]
+    upper = [_decode_bound(kind, f.upper_bounds.get(field_id)) for f in files]
     return None if None in lower else min(lower, default=None), None if None in upper else max(upper, default=None)
 
 
-def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
+def _build_evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
     """Return a predicate for manifests that may list matching rows; None if a column of the spec no longer exists."""
     if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
         return None
@@ -250,7 +250,7 @@ def _evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> 
 class _Group:
     """Changes of one group, and all files of the table that may contain their keys."""
 
-    values: Values
+    values: GroupValues
     changes: tuple[StagedFile, ...]
     files: list[TableFile] = field(default_factory=list)
 
@@ -263,7 +263,7 @@ class _Group:
         return tuple(sorted(f.path for f in self.changes))
 
 
-def _groups(
+def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
     """Return the groups of changes, each with the files that may contain its keys.
@@ -271,7 +271,7 @@ def _groups(
     If a file has another partition spec, all changes and files form a single group.
     """
     deletes = _index_deletes(wanted.table, manifests, read)
-    by_group: dict[Values, list[TableFile]] = defaultdict(list)
+    by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
     keys = PartitionKeys(wanted.table)
     for manifest in manifests:
@@ -361,12 +361,12 @@ def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
     return (file.lower_bounds or {}).get(PATH_FIELD_ID), (file.upper_bounds or {}).get(PATH_FIELD_ID)
 
 
-def _divide(
-    groups: Sequence[_Group], parallelism: int, before: Mapping[Values, int]
-) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[Values, int]]:
+def _divide_into_tasks(
+    groups: Sequence[_Group], parallelism: int, before: Mapping[GroupValues, int]
+) -> tuple[tuple[MergeTask, ...], tuple[InsertTask, ...], dict[GroupValues, int]]:
     """Return the merge tasks, the insert tasks of split groups, and the task index of each group that is not split."""
     share = sum(group.weight for group in groups) / parallelism
-    large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, SPLIT_BYTES)]
+    large = [g for g in groups if parallelism > 1 and len(g.files) > 1 and g.weight > max(1.5 * share, MIN_SPLIT_BYTES)]
     whole = [g for g in groups if g not in large]
     pieces = [
         (g, files)
@@ -379,7 +379,7 @@ def _divide(
         packed = [g for g in whole if bins[g.values] == number]
         paths = tuple(sorted(path for g in packed for path in g.paths))
         tasks.append(MergeTask(number, paths, sort_files(f for g in packed for f in g.files), inserts=True))
-    after: dict[Values, list[int]] = defaultdict(list)
+    after: dict[GroupValues, list[int]] = defaultdict(list)
     number = 1 + max((task.index for task in tasks), default=-1)
     for group, files in pieces:
         after[group.values].append(number)
@@ -404,12 +404,12 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
     return pieces
 
 
-def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[Values, int]) -> dict[Values, int]:
+def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
     """Return each group's bin (task index). A group keeps its bin of the plan `before`.
 
     Other groups, the heaviest first, go to the bin with the least weight.
     """
-    bins: dict[Values, int] = {}
+    bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))
     for known in (True, False):

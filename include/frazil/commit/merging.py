@@ -19,12 +19,12 @@ from pyroaring import BitMap64
 
 from frazil.commit.late_rows import windows_summary
 from frazil.commit.merge_plan import MergePlan
-from frazil.commit.mode import UPSERTS, MergingMode, merge_rules, merging_mode
-from frazil.commit.snapshot import Prepared, SnapshotWriter, base_without
-from frazil.commit.target import target_table
+from frazil.commit.merging_modes import UPSERT_MODE, MergingMode, merge_rules, merging_mode
+from frazil.commit.snapshot import PreparedSnapshot, SnapshotWriter, base_without_files
+from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile, TargetTable
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeRules, MergeTask
-from frazil.merge.task import merge
+from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
+from frazil.merge.task import run_merge_task
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
@@ -35,10 +35,10 @@ RunTasks = Callable[[MergeContext, Sequence[MergeTask]], Sequence[MergeResult]]
 
 def run_in_process(context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
     """Run the tasks in this process, one after the other."""
-    return [merge(context, task) for task in tasks]
+    return [run_merge_task(context, task) for task in tasks]
 
 
-FOLDER = "merged"
+MERGED_FOLDER = "merged"
 """The name of the folder for merged files, below the folder of their batch's change files."""
 
 
@@ -51,7 +51,7 @@ class MergeConfig:
     run: RunTasks = run_in_process
     parallelism: Callable[[], int] = lambda: 1
     """Returns the number of tasks that run in parallel."""
-    mode: MergingMode = UPSERTS
+    mode: MergingMode = UPSERT_MODE
 
     def staging_target(self, table: Table, *, folder: str) -> TargetTable:
         """Return the table description with which files are staged for a table of the stream."""
@@ -100,22 +100,22 @@ class MergeWriter:
     def may_have_waste(self) -> bool:
         return bool(self._results) or any(attempt.writer.may_have_waste for attempt in self.attempts)
 
-    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt; its snapshot is empty if nothing changes. Raises the errors of its tasks."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
-        context = self._context(table)
+        context = self._make_context(table)
         if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
             last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
-    def _context(self, table: Table) -> MergeContext:
+    def _make_context(self, table: Table) -> MergeContext:
         """Return the tasks' context with the newest credentials, which do not change the tasks' results."""
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
         key = (rules, target.schema_json, target.spec_json, target.sort_order_json, properties)
         if key not in self._folders:
-            self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{FOLDER}/{uuid.uuid4()}"
+            self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
         return MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
 
@@ -133,7 +133,7 @@ class MergeWriter:
             removed = set()  # none of them was in the table
         snapshot_id, base = table.metadata.new_snapshot_id(), None
         if removed:
-            base = base_without(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
+            base = base_without_files(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
         reported = self._summary_counts(results, context.rules)
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
@@ -150,7 +150,7 @@ class MergeWriter:
         return [self._results[folder, task] for task in tasks]
 
     def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
-        counts = sum((result.counts for result in results), Counts())
+        counts = sum((result.counts for result in results), MergeCounts())
         windows: Counter[int] = Counter()
         for result in results:
             windows.update(result.windows)
@@ -165,7 +165,7 @@ class MergeWriter:
         if waste:
             heads = [attempt.head for attempt in self.attempts]
             first = min((1 + (head.sequence_number or 0) if head else 1 for head in heads), default=0)
-            waste -= _added_since(first, table)
+            waste -= _paths_added_since(first, table)
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
@@ -182,7 +182,7 @@ def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[Merge
     return tasks
 
 
-def _added_since(sequence_number: int, table: Table) -> set[str]:
+def _paths_added_since(sequence_number: int, table: Table) -> set[str]:
     """Return the paths of files in manifests that were added at or after a sequence number."""
     manifests = {
         manifest.manifest_path: manifest

@@ -12,34 +12,34 @@ from pyiceberg.table import Table
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
 from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.followers import (
-    Behind,
     Followers,
-    Gone,
+    LaggingTable,
+    TableAbsence,
     check_routed_not_rolled_back,
     explain_error,
-    make_behind,
+    make_lagging_table,
     missing_journals,
     require_marker,
 )
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.members import journals_never_committed
+from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import all_files_wait, load_note
+from frazil.commit.waiting_files import all_files_wait, load_missing_table_note
 from frazil.errors import TableLost
 from frazil.ingest.contract import Target
-from frazil.table.parallel import in_parallel
+from frazil.table.parallel import run_in_parallel
 
-Remedy = Callable[[Target], "str | None"]
+ExplainMissingTable = Callable[[Target], "str | None"]
 """Returns a sentence that says why a table is missing in the catalog and what to do; None if this is unknown."""
 
 
-def tables_behind(
+def find_lagging_tables(
     tables: StreamTables,
     default_marker: Marker,
     waiting: Mapping[Target, list[Journal]] | None = None,
-    remedy: Remedy = lambda _: None,
-) -> list[Behind]:
+    remedy: ExplainMissingTable = lambda _: None,
+) -> list[LaggingTable]:
     """Return the routed tables whose waiting batches have rows that the table does not have yet, sorted by name.
 
     `waiting` defaults to all waiting batches. Commits nothing.
@@ -47,15 +47,15 @@ def tables_behind(
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
-    def check(item: tuple[Target, list[Journal]]) -> Behind | None:
+    def check(item: tuple[Target, list[Journal]]) -> LaggingTable | None:
         return _check_table(tables, default_marker, *item, remedy)
 
-    return [behind for behind in in_parallel(check, sorted(waiting.items())) if behind] if waiting else []
+    return [behind for behind in run_in_parallel(check, sorted(waiting.items())) if behind] if waiting else []
 
 
 def _check_table(
-    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: Remedy
-) -> Behind | None:
+    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: ExplainMissingTable
+) -> LaggingTable | None:
     """Return which rows of the waiting batches a table is missing, and why; None if it has all of them."""
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
     is_loaded, gone = False, None
@@ -65,20 +65,20 @@ def _check_table(
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
-        note = load_note(tables, target) if all_files_wait(tables, waiting, target) else None
+        note = load_missing_table_note(tables, target) if all_files_wait(tables, waiting, target) else None
         reason = explain_error(error, tables.stream, target) if note is None else note.reason
         if isinstance(error, NoSuchTableError):
-            gone = Gone.MISSING
+            gone = TableAbsence.MISSING
             if note is None:
                 reason = remedy(target) or reason
             journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
     only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
-    return dataclasses.replace(make_behind(target, journals, reason), only_last=only_last, gone=gone)
+    return dataclasses.replace(make_lagging_table(target, journals, reason), only_last=only_last, gone=gone)
 
 
-def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[Behind]:
+def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
     """Return the routed tables that are missing rows of the last published backfill. Commits nothing.
 
     If the dead-letter table has also recorded the end of the backfill, no table is missing rows, and none is loaded.
@@ -95,7 +95,7 @@ def tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]
     command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
     reason = f"the default table has these rows; run `{command}` to add them here, or to see why that fails"
     return [
-        dataclasses.replace(make_behind(target, journals, reason), backfill=backfill.id)
+        dataclasses.replace(make_lagging_table(target, journals, reason), backfill=backfill.id)
         for target, journals in sorted(staged.items())
         if not _has_rows_of(tables, loaded.get(target), target, backfill)
     ]
@@ -117,7 +117,7 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
         return False
 
 
-def missing_since(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
+def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
     """Return the first batch that some routed table does not have; None if no table is missing a batch. Loads the
     tables.
     """

@@ -21,7 +21,7 @@ from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.commit.marker import Marker, open_branch
+from frazil.commit.marker import Marker, open_branch_name
 from frazil.errors import SchemaIncompatible, StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.partitions.completeness import Alignment
@@ -39,9 +39,9 @@ class BranchChange:
     """The snapshot on which the branch is based: its head, or an older snapshot after a reset."""
     stays: tuple[ManifestFile, ...] = ()
     """Manifests that stay on the branch."""
-    leaves: tuple[DataFile, ...] = ()
+    leaving_files: tuple[DataFile, ...] = ()
     """Files that leave the branch. They move to main, unless `drops` is set."""
-    joins: tuple[StagedFile, ...] = ()
+    joining_files: tuple[StagedFile, ...] = ()
     """Files of the batch that are added to the branch."""
     to_main: tuple[StagedFile, ...] = ()
     """Files of the batch that are added to main."""
@@ -90,7 +90,7 @@ class _TimeFields:
 
 def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None:
     """Return the start of the oldest time partition on the open branch (us since 1970); None if no rows wait there."""
-    head = head_of(table.metadata, open_branch(stream))
+    head = head_of(table.metadata, open_branch_name(stream))
     if head is None:
         return None
     times = _TimeFields(table.metadata, column)
@@ -124,7 +124,7 @@ def check_aligned(
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
     """Return which files join and which leave the open branch with a batch. `marker` is the marker after the batch."""
-    head = head_of(table.metadata, open_branch(marker.stream))
+    head = head_of(table.metadata, open_branch_name(marker.stream))
     times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
 
@@ -141,9 +141,9 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
     """Return the change that moves all waiting files and `files` to main and removes the open branch."""
-    head = head_of(table.metadata, open_branch(stream))
+    head = head_of(table.metadata, open_branch_name(stream))
     leaves = read_files(head.manifests(table.io) if head else (), table.io)
-    return BranchChange(head, leaves=leaves, to_main=tuple(files), ends=True)
+    return BranchChange(head, leaving_files=leaves, to_main=tuple(files), ends=True)
 
 
 def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:

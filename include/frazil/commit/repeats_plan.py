@@ -18,7 +18,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
 
 from frazil.commit.merge_plan import (
-    SPLIT_BYTES,
+    MIN_SPLIT_BYTES,
     InsertTask,
     MergePlan,
     PartitionKeys,
@@ -32,12 +32,12 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import rows_between
+from frazil.spec.type_ends import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
-SHARE_BYTES = 32 * 2**20
+TARGET_SHARE_BYTES = 32 * 2**20
 """Target size of the files that one task of the last round rewrites. Each such task also reads all keys of the
 batch.
 """
@@ -59,10 +59,10 @@ def plan_repeats(
     paths = tuple(file.path for file in sorted(staged, key=lambda file: file.path))
     files = _files_near(table, staged, rules)
     weight = sum(file.bytes for file in files)
-    pieces = split_files(files, min(len(files), max(1, min(parallelism, weight // SPLIT_BYTES + 1))))
+    pieces = split_files(files, min(len(files), max(1, min(parallelism, weight // MIN_SPLIT_BYTES + 1))))
     tasks = tuple(MergeTask(n, paths, sort_files(piece), inserts=False) for n, piece in enumerate(pieces))
     after = tuple(task.index for task in tasks)
-    count = max(1, min(parallelism, sum(f.bytes for f in staged) // SHARE_BYTES + 1))
+    count = max(1, min(parallelism, sum(f.bytes for f in staged) // TARGET_SHARE_BYTES + 1))
     shares = [tuple(sorted(f.path for f in share)) for share in split_files(staged, min(count, len(staged)))]
     last = tuple(InsertTask(len(tasks) + n, paths, after, share) for n, share in enumerate(shares))
     return MergePlan(tasks, last, {}, (), {})
@@ -74,7 +74,7 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
         return []
     layouts = PartitionKeys(table)
     try:
-        found = list(table.scan(row_filter=_filter(table, staged, rules)).plan_files())
+        found = list(table.scan(row_filter=_build_filter(table, staged, rules)).plan_files())
     except ValueError as error:  # PyIceberg's error for equality deletes
         raise SchemaIncompatible(
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
@@ -83,15 +83,15 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
     return [_table_file(scanned, layouts) for scanned in found]
 
 
-def _filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
+def _build_filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
     """Return a filter for rows near the batch in event time whose keys are within its bounds."""
     assert rules.event_time is not None
-    spans = _spans([bounds for file in staged if (bounds := _bounds(table, rules.event_time, [file]))], rules)
+    spans = _spans([bounds for file in staged if (bounds := _column_bounds(table, rules.event_time, [file]))], rules)
     event_time = table.schema().find_field(rules.event_time)
-    near = reduce(Or, (rows_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
+    near = reduce(Or, (filter_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
     for name in rules.key:
-        if bounds := _bounds(table, name, staged):
-            near = And(near, rows_between(table.schema().find_field(name), *bounds))
+        if bounds := _column_bounds(table, name, staged):
+            near = And(near, filter_between(table.schema().find_field(name), *bounds))
     return near
 
 
@@ -111,7 +111,7 @@ def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:
     return spans
 
 
-def _bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
+def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tuple[Any, Any] | None:
     """Return a column's minimum and maximum; None if a file's bounds are unknown."""
     field = table.schema().find_field(name)
     assert isinstance(field.field_type, PrimitiveType)

@@ -26,31 +26,31 @@ from pyroaring import BitMap64
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.dead_letter_counts import count_recent, dead_letter_summary
 from frazil.commit.manifest_lists import live_manifests
-from frazil.commit.snapshot import Base, Prepared, SnapshotWriter, base_without
-from frazil.commit.target import target_table
+from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, base_without_files
+from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, Within
+from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location
 
 DEAD_LETTER_COLUMNS = ("kafka_topic", "kafka_partition", "topic_id", "kafka_offset")
-IDENTITY = (*DEAD_LETTER_COLUMNS, "stream")
+IDENTITY_COLUMNS = (*DEAD_LETTER_COLUMNS, "stream")
 
 DeadLetterSource = tuple[str, int, str | None]
 """Topic, partition and topic id. A recreated topic has other records, and another topic id."""
 DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 """The offsets of one stream's dead letters, by source."""
 
-Choose = Callable[[pa.Table], NDArray[np.bool_]]
-"""Returns a mask of the chosen rows, from the table's columns in `IDENTITY` and `RowChange.wanted`."""
-Replace = Callable[[pa.Table], pa.Table]
+ChooseRows = Callable[[pa.Table], NDArray[np.bool_]]
+"""Returns a mask of the chosen rows, from the table's columns in `IDENTITY_COLUMNS` and `RowChange.wanted`."""
+ReplaceRows = Callable[[pa.Table], pa.Table]
 """Returns the rows that replace the chosen rows; no rows if the chosen rows are removed."""
 
 
-def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
+def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseRows:
     """Return a function that chooses these dead letters, except dead letters that another stream rejected."""
 
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
@@ -65,7 +65,7 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> Choose:
     return choose
 
 
-def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
+def offset_spans(dead_letters: DeadLetterOffsets) -> OffsetRanges:
     """Return one offset span per topic-partition that contains all of these dead letters."""
     found: dict[TopicPartition, Span] = {}
     for (topic, partition, _), offsets in sorted(dead_letters.items(), key=str):
@@ -78,10 +78,10 @@ def offset_spans(dead_letters: DeadLetterOffsets) -> Within:
 class RowChange:
     """A change of rows. Its functions are pure: they may run again after another commit."""
 
-    within: Within
+    within: OffsetRanges
     """The offset spans of the chosen rows. Files outside of these spans are not read."""
-    choose: Choose
-    replace: Replace
+    choose: ChooseRows
+    replace: ReplaceRows
     wanted: tuple[str, ...] = ()
     """Further columns that `choose` needs."""
 
@@ -110,7 +110,7 @@ class RowChangeWriter:
     def may_have_waste(self) -> bool:
         return any(attempt.writer.may_have_waste for attempt in self.attempts)
 
-    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt. Its snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
@@ -161,7 +161,7 @@ class _FileRewrite:
         writer = TableWriter(target, "dead-letters", io=io, file_name=file_namer(0, 0))
         try:
             for task in tasks:
-                columns = self._read(task, [*IDENTITY, *self.change.wanted])
+                columns = self._read(task, [*IDENTITY_COLUMNS, *self.change.wanted])
                 if any(self.change.choose(rows).any() for rows in columns):
                     self.replaced.add(task.file.file_path)
                     self._copy(task, writer)
@@ -191,7 +191,7 @@ class _FileRewrite:
         for batch in scan.to_record_batches([task]):
             yield pa.Table.from_batches([batch])
 
-    def base(self, snapshot_id: int) -> Base:
+    def base(self, snapshot_id: int) -> BaseManifests:
         """Return the manifests that the snapshot keeps. Manifests that list replaced files are rewritten."""
 
         def read_entries(manifest: ManifestFile) -> list[ManifestEntry]:
@@ -199,20 +199,20 @@ class _FileRewrite:
             return manifest.fetch_manifest_entry(self.table.io, discard_deleted=True) if reads else []
 
         manifests = live_manifests(head_of(self.table.metadata), self.table.io)
-        return base_without(self.replaced, manifests, read_entries, table=self.table, snapshot_id=snapshot_id)
+        return base_without_files(self.replaced, manifests, read_entries, table=self.table, snapshot_id=snapshot_id)
 
 
 MAX_ERROR_CHARACTERS = 1000
 Coordinates = tuple[str, int, int]
 """Topic, partition and offset."""
-Reason = tuple[str, str]
+ErrorEntry = tuple[str, str]
 """Error class and error text."""
 
 
-def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, Reason]:
+def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, ErrorEntry]:
     """Return the new error of each dead letter that failed again, from the files that the replay staged for them."""
     columns = [*COORDINATES, "error_class", "error"]
-    found: dict[Coordinates, Reason] = {}
+    found: dict[Coordinates, ErrorEntry] = {}
     for file in files:
         with table.io.new_input(file.path).open() as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=columns):
@@ -223,11 +223,11 @@ def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinat
     return found
 
 
-def replayed_change(
+def change_after_replay(
     stream: str,
     replayed: Mapping[TopicPartition, BitMap64],
     topic_ids: Mapping[str, str],
-    failed: Mapping[Coordinates, Reason],
+    failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
     """Return the change of a stream's dead letters after a replay of the topics in `topic_ids`.
 
@@ -259,7 +259,7 @@ def dead_letters_at(
     return found
 
 
-def _add_errors(rows: pa.Table, reasons: list[Reason]) -> pa.Table:
+def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
     """Count one more replay, and put each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
@@ -273,7 +273,7 @@ def _add_errors(rows: pa.Table, reasons: list[Reason]) -> pa.Table:
     return rows
 
 
-def _error_history(now: Reason, then: Reason) -> str:
+def _error_history(now: ErrorEntry, then: ErrorEntry) -> str:
     """Return the error text of a dead letter that failed again, followed by its earlier errors."""
     if now == then or then[1].startswith(f"{now[1]}; before, "):
         return then[1]

@@ -15,23 +15,23 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.adoption import forgotten_epoch
+from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import commit_marker
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
-from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import is_routed
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettleResult:
     """The journals of earlier epochs that were committed or discarded."""
 
     committed: tuple[Journal, ...] = ()
@@ -44,11 +44,11 @@ class Settled:
             for word, keys in (("committed", [j.key for j in self.committed]), ("discarded", self.discarded))
             if keys
         ]
-        swept = [f"{counted(self.deleted_files, 'orphaned file')} deleted"] if self.deleted_files else []
+        swept = [f"{format_count(self.deleted_files, 'orphaned file')} deleted"] if self.deleted_files else []
         return "; ".join([*parts, *swept]) or "nothing to settle"
 
 
-def settle(tables: StreamTables, committer: Committer) -> Settled:
+def settle(tables: StreamTables, committer: Committer) -> SettleResult:
     """Commit the journals that continue the marker, and discard the others. Needs neither Kafka nor new Parquet
     files.
     """
@@ -67,12 +67,12 @@ def settle(tables: StreamTables, committer: Committer) -> Settled:
             committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
-        _commit_proof(tables, epoch=committer.epoch)
+        _prove_newest_epoch(tables, epoch=committer.epoch)
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
-    return Settled(tuple(committed), tuple(discarded), deleted)
+    return SettleResult(tuple(committed), tuple(discarded), deleted)
 
 
-def _commit_proof(tables: StreamTables, *, epoch: int) -> None:
+def _prove_newest_epoch(tables: StreamTables, *, epoch: int) -> None:
     """Commit a marker with the next batch number. This fails if a later epoch has begun.
 
     Such an epoch may have read a journal before this writer discarded it. Loading the table would not show this

@@ -39,7 +39,7 @@ from pyiceberg.types import PrimitiveType
 from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
 from frazil.commit.manifest_merging import MergedManifest, merge_manifests
 from frazil.commit.manifest_writing import (
-    Layout,
+    ManifestLayout,
     avro_codec,
     manifest_content,
     metadata_folder,
@@ -57,7 +57,7 @@ MAX_SUMMARY_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedSnapshot:
     """A snapshot that is written but not committed, and the requirements of its commit."""
 
     snapshot: Snapshot
@@ -66,7 +66,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseManifests:
     """The manifests that a new snapshot keeps from its branch, and the files that leave the branch.
 
     Only snapshots of main mark leaving files as deleted. Files that leave another branch are added to main, and an
@@ -95,7 +95,7 @@ class SnapshotWriter:
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
     """Files that move from another branch of the table to this branch."""
-    base: Base | None = None
+    base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Returns a key for each file. Files with different keys never share a manifest."""
     earlier_snapshots: int = 0
@@ -103,7 +103,7 @@ class SnapshotWriter:
     snapshot_id: int | None = None
     commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     manifests: list[ManifestFile] = field(default_factory=list)
-    attempts: list[Prepared] = field(default_factory=list)
+    attempts: list[PreparedSnapshot] = field(default_factory=list)
     merged: MergedManifest | None = None
     """Small manifests of main, merged for the first attempt."""
     merged_in: set[str] = field(default_factory=set)
@@ -118,7 +118,7 @@ class SnapshotWriter:
         merged = (self.merged.manifest,) if self.merged else ()
         return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
-    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> Prepared:
+    def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt, based on the metadata of `table`. `summary` is added to the snapshot's summary."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
@@ -134,7 +134,7 @@ class SnapshotWriter:
             manifest_list=path,
             sequence_number=number,
             timestamp_ms=next_ms(metadata, now_ms),
-            summary=_summary(self.files, self.moved, extra=summary, base=base),
+            summary=_build_summary(self.files, self.moved, extra=summary, base=base),
             schema_id=metadata.current_schema_id,
         )
         with ListWriter(
@@ -145,7 +145,7 @@ class SnapshotWriter:
             compression=avro_codec(metadata),
         ) as writer:
             add_manifests(writer, [*self.manifests, *base.stays], snapshot=snapshot, parent=parent)
-        prepared = Prepared(
+        prepared = PreparedSnapshot(
             snapshot=snapshot,
             updates=(AddSnapshotUpdate(snapshot=snapshot), _move_branch(metadata, snapshot, self.branch)),
             requirements=(
@@ -159,7 +159,7 @@ class SnapshotWriter:
         self.attempts.append(prepared)
         return prepared
 
-    def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> Base:
+    def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> BaseManifests:
         """Return the branch's live manifests. The first attempt on main merges small ones, if there are many."""
         stays = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
@@ -167,7 +167,7 @@ class SnapshotWriter:
         fewer = self.merged.applied(stays) if self.merged else None
         if fewer:
             self.merged_in.add(path)
-        return Base(fewer or stays, (), parent.summary if parent else None)
+        return BaseManifests(fewer or stays, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Return the requirement that main is unchanged, for the first snapshot of a branch.
@@ -222,10 +222,10 @@ class SnapshotWriter:
                 table=table,
                 snapshot_id=snapshot_id,
             )
-            for layout, files in self._by_layout(table.metadata)
+            for layout, files in self._group_by_layout(table.metadata)
         ]
 
-    def _by_layout(self, metadata: TableMetadata) -> Iterator[tuple[Layout, list[DataFile]]]:
+    def _group_by_layout(self, metadata: TableMetadata) -> Iterator[tuple[ManifestLayout, list[DataFile]]]:
         """Group files by content, spec and schema. Moved files may use any schema with the spec's columns."""
 
         def key(file: StagedFile) -> tuple[str, int, int, str]:
@@ -233,21 +233,21 @@ class SnapshotWriter:
 
         for _, group in itertools.groupby(sorted(self.files, key=key), key=key):
             files = list(group)
-            layout = Layout.for_staged_file(files[0], metadata)
-            yield layout, [data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
+            layout = ManifestLayout.for_staged_file(files[0], metadata)
+            yield layout, [to_data_file(f, spec=layout.spec, schema=layout.schema) for f in files]
         by_spec = attrgetter("spec_id")
         for spec_id, moved in itertools.groupby(sorted(self.moved, key=by_spec), key=by_spec):
-            yield Layout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
+            yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
-def base_without(
+def base_without_files(
     removed: Collection[str],
     manifests: Iterable[ManifestFile],
     read_entries: Callable[[ManifestFile], Sequence[ManifestEntry]],
     *,
     table: Table,
     snapshot_id: int,
-) -> Base:
+) -> BaseManifests:
     """Return the manifests that a snapshot of main keeps. Manifests that list files to remove are rewritten.
 
     `removed` has the paths of these files. `read_entries` returns a manifest's live entries.
@@ -269,10 +269,10 @@ def base_without(
     if missing := set(removed) - {file.file_path for file in leaves}:
         raise ValueError(f"no manifest lists the files to remove: {sorted(missing)}")
     head = head_of(table.metadata)
-    return Base(stays, leaves, head.summary if head else None, written)
+    return BaseManifests(stays, leaves, head.summary if head else None, written)
 
 
-def _cannot_land(attempt: Prepared, metadata: TableMetadata, branch: str) -> bool:
+def _cannot_land(attempt: PreparedSnapshot, metadata: TableMetadata, branch: str) -> bool:
     """Return whether every catalog refuses the attempt from now on."""
     head = head_of(metadata, branch)
     return (
@@ -289,13 +289,13 @@ _CONTENT: Mapping[Content, DataFileContent] = {
 }
 
 
-def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
+def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataFile:
     """Convert a staged file to the data file of a manifest entry. Raises ValueError for a change file."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
     types = [field.field_type for field in spec.partition_type(schema).fields]
     values = [
-        None if text is None else from_bytes(_primitive(kind), base64.b64decode(text))
+        None if text is None else from_bytes(_require_primitive(kind), base64.b64decode(text))
         for kind, text in zip(types, file.partition, strict=True)
     ]
     built = DataFile.from_args(
@@ -320,14 +320,14 @@ def data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> DataF
     return built
 
 
-def _primitive(kind: object) -> PrimitiveType:
+def _require_primitive(kind: object) -> PrimitiveType:
     if not isinstance(kind, PrimitiveType):
         raise TypeError(f"a partition value cannot have type {kind}")
     return kind
 
 
-def _summary(
-    files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: Base
+def _build_summary(
+    files: Sequence[StagedFile], moved: Sequence[DataFile], *, extra: Mapping[str, str], base: BaseManifests
 ) -> Summary:
     """Return a snapshot's summary: the counts that every Iceberg writer records, and frazil's own entries."""
     metrics = UpdateMetrics()

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_marker
 from frazil.commit.merging import MergeConfig
-from frazil.commit.swap import RetryPolicy, TableHandle
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.completeness import Alignment
 from frazil.table.atomic_catalogs import find_commit_tables

@@ -17,20 +17,20 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.backfill_marker import staging_stream
-from frazil.commit.journal import Journal, Unusable, later_journals
+from frazil.commit.compare_and_swap import TableHandle
+from frazil.commit.journal import Journal, UnusableJournal, later_journals
 from frazil.commit.marker import BatchKey, Fate, Marker, read_marker
-from frazil.commit.mode import MERGING_MODES
+from frazil.commit.merging_modes import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import TableHandle
-from frazil.errors import error_text
+from frazil.errors import format_error
 from frazil.ingest.contract import Target, is_routed
 from frazil.table.object_store import ObjectStore
-from frazil.table.parallel import in_parallel
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-RECORD = "frazil.commit-record"
+RECORD_KEY = "frazil.commit-record"
 
 
 def sweep(
@@ -68,7 +68,7 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, error_text(error))
+        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, format_error(error))
         return None
 
 
@@ -97,17 +97,17 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             log.warning(
                 "cannot delete files of failed batches of table %s; the next start tries again: %s",
                 target,
-                error_text(error),
+                format_error(error),
             )
             return 0
 
-    return sum(in_parallel(sweep_target, sorted(tables.routed)))
+    return sum(run_in_parallel(sweep_target, sorted(tables.routed)))
 
 
 def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int:
     store, deleted = view.tables.store_of(swept.target), 0
     for key, folder in batch_folders(store, swept.table, view.tables.stream):
-        if key.epoch < below_epoch and not (view.just_settled and _swept_before(view, key)):
+        if key.epoch < below_epoch and not (view.just_settled and _was_swept_before(view, key)):
             kept = _paths_to_keep(view, swept, key)
             deleted += 0 if kept is None else _delete_others(store, folder, kept)
     return deleted
@@ -126,7 +126,7 @@ class _SweepState:
     def oldest(self) -> BatchKey | None:
         return self.tables.journals.oldest(self.keys)
 
-    def entry(self, key: BatchKey) -> Journal | Unusable:
+    def entry(self, key: BatchKey) -> Journal | UnusableJournal:
         uuid = str(self.tables.main.current().metadata.table_uuid)
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
@@ -157,8 +157,8 @@ class _SweptTable:
         """
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
-            if summary and summary.get(RECORD) and _is_commit_of(summary, self.stream, key):
-                return _added_by(snapshot, self.table)
+            if summary and summary.get(RECORD_KEY) and _is_commit_of(summary, self.stream, key):
+                return _paths_added_by(snapshot, self.table)
         return self.referenced_paths
 
 
@@ -171,7 +171,7 @@ def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
 
 
-def _added_by(snapshot: Snapshot, table: Table) -> set[str]:
+def _paths_added_by(snapshot: Snapshot, table: Table) -> set[str]:
     manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
     entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
     return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
@@ -185,12 +185,12 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
         if key.epoch < below_epoch
         and view.is_passed(key)
         and view.marker.fate(key) is Fate.NOT_COMMITTED
-        and view.entry(key) not in (Unusable.FOREIGN, Unusable.OTHER_TABLE)
+        and view.entry(key) not in (UnusableJournal.FOREIGN, UnusableJournal.OTHER_TABLE)
     ]
     view.tables.journals.delete(dead)
 
 
-def _swept_before(view: _SweepState, key: BatchKey) -> bool:
+def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     """Return whether a batch was already swept, by its own writer or by many starts.
 
     A writer sweeps a batch once more before it stages the batch after the next, because executors may leave files until
@@ -205,13 +205,13 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     folder.
     """
     fate, record = view.marker.fate(key), view.entry(key)
-    if record is Unusable.OTHER_TABLE:
+    if record is UnusableJournal.OTHER_TABLE:
         return None
     if fate is Fate.NOT_COMMITTED:
-        return _landed_without_batch(swept, key) if _closed(view, key) else None
+        return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
-        return _kept_of_committed(record, swept)
-    if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is Unusable.FOREIGN):
+        return _committed_paths_to_keep(record, swept)
+    if is_routed(swept.target) or (fate is Fate.UNKNOWN and record is UnusableJournal.FOREIGN):
         return None  # a routed table's files may wait
     if view.oldest is not None and key < view.oldest:
         return None
@@ -219,7 +219,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     return swept.referenced_paths if view.just_settled else None
 
 
-def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
+def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
     """Return the paths, without scheme, of a committed batch's files to keep; None to skip the batch's folder.
 
     Change files are no longer needed once they are merged. Until a routed table has the changes, another writer may be
@@ -232,19 +232,19 @@ def _kept_of_committed(record: Journal, swept: _SweptTable) -> Set[str] | None:
     return swept.merged_paths(record.key)
 
 
-def _closed(view: _SweepState, key: BatchKey) -> bool:
+def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
     """Return whether no writer will commit this uncommitted batch. Closes the batch's key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
         return False
     record = view.entry(key)
-    if record is Unusable.ABSENT:
+    if record is UnusableJournal.ABSENT:
         return view.tables.journals.void_if_absent(key)
-    return isinstance(record, Unusable)
+    return isinstance(record, UnusableJournal)
 
 
-def _landed_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
+def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
     """Return the paths of an uncommitted batch's files that the table may have. Only dead letters are committed before
     the batch.
     """
@@ -266,11 +266,11 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _kept_of_committed(journal, swept)) is not None:
+            if _is_merged(journal, target) and (kept := _committed_paths_to_keep(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete merged change files of table %s; the next start tries again: %s", target, error_text(error)
+            "cannot delete merged change files of table %s; the next start tries again: %s", target, format_error(error)
         )
 
 
@@ -289,12 +289,12 @@ def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, just_settled=False, keys=(key,))
-    if not view.is_passed(key) and view.entry(key) is not Unusable.VOID:
+    if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:
         return 0
     _delete_dead_journals(view, below_epoch=marker.at.epoch)
     deleted = 0
     for swept in _swept_tables(tables):
-        kept = _landed_without_batch(swept, key)
+        kept = _paths_without_batch(swept, key)
         deleted += _delete_others(tables.store_of(swept.target), batch_folder(swept.table, tables.stream, key), kept)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
@@ -315,7 +315,7 @@ def _sweep_folders(
         table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
             swept = _SweptTable(target, table, tables.stream)
-            kept = _kept_of_committed(record, swept) if record and is_merged else files
+            kept = _committed_paths_to_keep(record, swept) if record and is_merged else files
             if kept is not None:
                 deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted

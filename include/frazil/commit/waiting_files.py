@@ -20,16 +20,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
 
+from frazil.commit.commit_checks import files_fit
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.mode import MERGING_MODES
-from frazil.commit.rules import files_fit
+from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.staging_targets import object_path, target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.commit.target import object_path, target_table
-from frazil.errors import error_text
+from frazil.errors import format_error
 from frazil.ingest.contract import StagedFile, Target
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ REWRITTEN_FOLDER = "waited"
 A batch folder never has this name, so no sweep mistakes these files for staged files. Orphan clean-up skips the files
 of a batch until the table has the batch.
 """
-RECORD = "files.json"
+RECORD_FILE_NAME = "files.json"
 """The name of the object that lists the rewritten files of one batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class MissingTableNote:
     """The note about a routed table that does not exist."""
 
     target: Target
@@ -103,7 +103,7 @@ def rewrite_files(
     """Rewrite rows of the default table or a former table as new files of the table. Returns the new files; overwrites
     none.
     """
-    from frazil.ingest.routed_writers import fitted, other_names  # loads Numba, for writers only
+    from frazil.ingest.routed_writers import fit_rows, other_names  # loads Numba, for writers only
 
     if tables.merging and files[0].content in MERGING_MODES:
         layout = tables.merging.staging_target(table, folder=folder)
@@ -120,7 +120,7 @@ def rewrite_files(
             source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
-                    writer.add(fitted(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
+                    writer.add(fit_rows(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
         written = tuple(writer.finish())
     except BaseException:
         writer.abort()
@@ -141,7 +141,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete the waiting files of table %s; the next start tries again: %s", target, error_text(error)
+            "cannot delete the waiting files of table %s; the next start tries again: %s", target, format_error(error)
         )
 
 
@@ -158,42 +158,42 @@ def sweep_waiting_files(
         name = folder.rstrip("/").rsplit("/", 1)[-1]
         if name.isdigit() and int(name) < below_epoch:
             store.delete([f.path for f in store.list_files(folder) if bare_path(f.path) not in kept])
-    for note in load_notes(tables):
+    for note in load_missing_table_notes(tables):
         if note.target not in waiting and (note.given_up is None or note.given_up <= complete):
             store.delete([_note_path(tables, note.target)])
 
 
-def load_note(tables: StreamTables, target: Target) -> Note | None:
+def load_missing_table_note(tables: StreamTables, target: Target) -> MissingTableNote | None:
     """Return the note of a table; None if the note does not exist or this version cannot read it."""
     data = tables.store.get(_note_path(tables, target))
     return None if data is None else _parse_note(data)
 
 
-def load_notes(tables: StreamTables) -> list[Note]:
+def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
     """Return all notes of the stream, ordered by file name."""
     found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
     return [note for data in found if data is not None and (note := _parse_note(data))]
 
 
-def write_note(tables: StreamTables, note: Note) -> None:
+def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
     """Write a note before any row waits for the note's table. Keeps the `given_up` of an earlier note."""
-    before = load_note(tables, note.target)
+    before = load_missing_table_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
     if note != before:
         tables.store.put(_note_path(tables, note.target), json.dumps(dataclasses.asdict(note)).encode())
 
 
-def drop_given_up(journals: Iterable[Journal], note: Note | None) -> list[Journal]:
+def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -> list[Journal]:
     """Return the batches whose rows still wait for a table. Batches whose rows an operator discarded are left out."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 
-def _parse_note(data: bytes) -> Note | None:
+def _parse_note(data: bytes) -> MissingTableNote | None:
     try:
         raw = json.loads(data)
         given_up = BatchKey(*raw["given_up"]) if raw["given_up"] else None
-        return Note(raw["target"], raw["value"], raw["reason"], given_up)
+        return MissingTableNote(raw["target"], raw["value"], raw["reason"], given_up)
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -209,7 +209,9 @@ def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
 
 
 def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
-    return f"{data_location(table)}/{tables.stream}/{REWRITTEN_FOLDER}/{key.epoch:08d}/{key.batch:08d}/{RECORD}"
+    return (
+        f"{data_location(table)}/{tables.stream}/{REWRITTEN_FOLDER}/{key.epoch:08d}/{key.batch:08d}/{RECORD_FILE_NAME}"
+    )
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:

@@ -17,7 +17,7 @@ from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unseal
 from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES, topics_filter
 
-_DISCARD = ("discarded_at", "discarded_by", "discard_reason")
+_DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,10 +75,10 @@ def read_samples(
     coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if coordinates is None:
         return []
-    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD)
+    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD_COLUMNS)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
-    row_filter = f"{row_filter} and {_files_filter(coordinates)}"
+    row_filter = f"{row_filter} and {_coordinates_filter(coordinates)}"
     rows = _first_rows(read_dead_letters(table, row_filter, (*columns, *headers)), limit)
     return [] if rows is None else list(_parse_rows(rows, spec, decrypt=decrypt))
 
@@ -92,7 +92,7 @@ def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
     return first
 
 
-def _files_filter(coordinates: pa.Table) -> str:
+def _coordinates_filter(coordinates: pa.Table) -> str:
     """Return a row filter around these coordinates, with which the scan skips other files."""
     partitions = ", ".join(map(str, sorted({*coordinates["kafka_partition"].to_pylist()})))
     offsets = coordinates["kafka_offset"].to_pylist()

@@ -12,8 +12,9 @@ from pyroaring import BitMap64
 
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.backfill_records import chunk_topic_ids, committed_chunks, load_record
+from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.marked_update import require_unchanged
-from frazil.commit.opened import OpenStream
+from frazil.commit.open_streams import OpenStream
 from frazil.commit.row_changes import (
     DEAD_LETTER_COLUMNS,
     DeadLetterOffsets,
@@ -24,16 +25,15 @@ from frazil.commit.row_changes import (
     dead_letters_at,
     offset_spans,
 )
-from frazil.commit.swap import Change, Done, commit_snapshot
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
-MARK_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
+DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
 """Columns of the dead-letter table that mark a dead letter as discarded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DiscardMark:
     """The user who discards dead letters, the reason, and the time."""
 
     by: str
@@ -41,7 +41,7 @@ class Mark:
     at_ms: int
 
 
-def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
+def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
     """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
 
     Leaves out dead letters that a published replay turned into rows but has not removed yet. Raises WriterBusy while a
@@ -52,7 +52,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
     decided = unsettled_backfill(default_marker, own, opened.spec.name, abandoned=True)
     if decided is not None and dead_letters:
-        dead_letters = _without_replayed(opened, dead_letters, decided)
+        dead_letters = _remove_replayed(opened, dead_letters, decided)
     if not dead_letters:
         return 0
     is_selected = choose_dead_letters(opened.spec.name, dead_letters)
@@ -81,7 +81,7 @@ def discard(opened: OpenStream, selection: Selection, mark: Mark) -> int:
     return commit_snapshot(handle, propose, (writer,), retry_policy=opened.tables.retry_policy)
 
 
-def _without_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
+def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
     """Return the dead letters, except those that this replay turned into rows of the default table."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
@@ -112,9 +112,9 @@ def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffse
     return dict(found)
 
 
-def _add_mark(rows: pa.Table, mark: Mark) -> pa.Table:
+def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:
     values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
-    for name, value in zip(MARK_COLUMNS, values, strict=True):
+    for name, value in zip(DISCARD_COLUMNS, values, strict=True):
         place = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
         rows = rows.set_column(place, rows.schema.field(name), column)

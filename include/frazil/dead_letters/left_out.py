@@ -8,21 +8,21 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from frazil.audit.claims import claims
+from frazil.audit.claims import load_all_claims
 from frazil.backfill.rules import require_own_marker
 from frazil.commit.marker import Marker
-from frazil.commit.opened import OpenStream
+from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.ingest.sealing import OMITTED
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.file_bounds import COORDINATES
 
 COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 
 
-class LeftOut(StrEnum):
+class LeftOutReason(StrEnum):
     """Why a replay leaves out a dead letter."""
 
     NOT_KEPT = "not-kept"
@@ -37,42 +37,42 @@ class LeftOut(StrEnum):
     """The record is of a former topic of the same name, whose offsets do not show which change is newer."""
 
 
-_SENTENCES: Mapping[LeftOut, str] = {
-    LeftOut.NOT_KEPT: (
+_SENTENCES: Mapping[LeftOutReason, str] = {
+    LeftOutReason.NOT_KEPT: (
         "cannot be replayed: the record itself was not stored, because the stream has sensitive fields "
         "(sensitive.dead-letters: omit)"
     ),
-    LeftOut.RECREATED: "{is_are} left out: the topic has been recreated, and has other records at these offsets",
-    LeftOut.TO_BE_READ: "{is_are} left out: the stream's writer will read {its_their} again",
-    LeftOut.TWO_RECORDS: (
+    LeftOutReason.RECREATED: "{is_are} left out: the topic has been recreated, and has other records at these offsets",
+    LeftOutReason.TO_BE_READ: "{is_are} left out: the stream's writer will read {its_their} again",
+    LeftOutReason.TWO_RECORDS: (
         "{is_are} left out: Kafka's log was truncated, or a forgotten stream's topic recreated, and a second record "
         "has the same offset"
     ),
-    LeftOut.FORMER_TOPIC: (
+    LeftOutReason.FORMER_TOPIC: (
         "{is_are} left out: the topic was recreated, and offsets of the former topic do not show which change is "
         "newer. Send {its_their} again"
     ),
 }
 
 
-def left_out_sentences(found: Mapping[LeftOut, int], stream: str) -> list[str]:
+def left_out_sentences(found: Mapping[LeftOutReason, int], stream: str) -> list[str]:
     """Return one sentence for each reason found."""
     sentences = []
-    for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOut):
+    for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOutReason):
         if count:
             is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
             what = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
-            sentences.append(f"{counted(count, 'dead letter')} of stream {stream} {what}.")
+            sentences.append(f"{format_count(count, 'dead letter')} of stream {stream} {what}.")
     return sentences
 
 
-def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOut]:
+def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutReason]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired as a replay does."""
-    marker, former, spec = load_own_marker(opened), former_ends(opened), opened.spec
+    marker, former, spec = load_own_marker(opened), find_former_ends(opened), opened.spec
     columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
-    counts: Counter[LeftOut] = Counter()
+    counts: Counter[LeftOutReason] = Counter()
     for rows in read_dead_letters(opened.tables.dead_letters.current(), selection.row_filter(spec), columns):
-        counts.update(filter(None, left_out_reasons(rows, marker, former, omits=may_omit_records(spec))))
+        counts.update(filter(None, find_left_out_reasons(rows, marker, former, omits=may_omit_records(spec))))
     return counts
 
 
@@ -81,14 +81,14 @@ def load_own_marker(opened: OpenStream) -> Marker:
     return require_own_marker(opened.spec.name, opened.tables.marker())
 
 
-def former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
+def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
     """Return the end offsets of former topics of the same name, for an upsert stream; empty for others. Reads all
     commit records.
     """
     if opened.spec.mode != "upsert":
         return {}
     marker = load_own_marker(opened)
-    claimed = claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
+    claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
     return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
 
 
@@ -97,30 +97,30 @@ def may_omit_records(spec: StreamSpec) -> bool:
     return spec.sensitive is not None
 
 
-def left_out_reasons(
+def find_left_out_reasons(
     rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
-) -> list[LeftOut | None]:
+) -> list[LeftOutReason | None]:
     """Return why each dead letter is left out; None if it is replayed. The rows need the column `value` only if `omits`
     is set.
     """
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [
-        LeftOut.NOT_KEPT if value == OMITTED else _reason_for(place, marker, former)
+        LeftOutReason.NOT_KEPT if value == OMITTED else _reason_for(place, marker, former)
         for place, value in zip(places, values, strict=True)
     ]
 
 
 def _reason_for(
     place: tuple[str, int, int, str | None], marker: Marker, former: Mapping[TopicPartition, int]
-) -> LeftOut | None:
+) -> LeftOutReason | None:
     topic, partition, offset, topic_id = place
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
-        return LeftOut.RECREATED
+        return LeftOutReason.RECREATED
     if offset >= marker.offsets.get((topic, partition), 0):
-        return LeftOut.TO_BE_READ
+        return LeftOutReason.TO_BE_READ
     if any(start <= offset < end for start, end in marker.rewritten.get((topic, partition), ())):
-        return LeftOut.TWO_RECORDS
+        return LeftOutReason.TWO_RECORDS
     if offset < former.get((topic, partition), 0):
-        return LeftOut.FORMER_TOPIC
+        return LeftOutReason.FORMER_TOPIC
     return None

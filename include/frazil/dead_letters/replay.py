@@ -18,19 +18,19 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frazil.backfill.commit import clear_ended, find_unfinished
+from frazil.backfill.commit import find_unfinished, finish_ended_backfill
 from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
 from frazil.backfill.routes import BackfillRoute
-from frazil.backfill.rules import check_no_backfill, check_wanted
+from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.backfill_records import committed_chunks, targets_given_up
 from frazil.commit.history import merge_counts
-from frazil.commit.opened import OpenStream
-from frazil.dead_letters.left_out import former_ends, left_out_reasons, load_own_marker, may_omit_records
+from frazil.commit.open_streams import OpenStream
+from frazil.dead_letters.left_out import find_former_ends, find_left_out_reasons, load_own_marker, may_omit_records
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
@@ -42,7 +42,7 @@ from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
-MAX_FILE_ROWS = 100_000
+TARGET_FILE_ROWS = 100_000
 """Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
 """Age in milliseconds from which copies of dead letters are deleted."""
@@ -78,7 +78,7 @@ class Preview:
 def preview(opened: OpenStream, selection: Selection) -> Preview:
     """Decode a sample of the selected dead letters with the current declaration. Changes nothing."""
     with tempfile.TemporaryDirectory(prefix="frazil-replay-") as folder:
-        if not _copy_dead_letters(opened, selection, folder, limit=MAX_FILE_ROWS):
+        if not _copy_dead_letters(opened, selection, folder, limit=TARGET_FILE_ROWS):
             return Preview()
         files = FileSource.open(folder, opened.tables.main.current(), opened.spec)
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
@@ -89,7 +89,7 @@ def preview(opened: OpenStream, selection: Selection) -> Preview:
     return Preview(landing, failing, join_rejects(result.rejects for result in results))
 
 
-NOTHING_DONE = ReplayResult("", 0, 0)
+EMPTY_RESULT = ReplayResult("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
@@ -104,7 +104,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     - BackfillAbandoned: an operator abandoned the replay of `run`.
     """
     check_coordinates(opened.spec)
-    check_wanted(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
+    check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
     last = find_unfinished(opened.tables)
     check_no_backfill(last)
@@ -112,10 +112,10 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
         if last.is_open:
             finished = _run_replay(opened, parse_request({**last.request, "run": run}))
         else:
-            clear_ended(opened.tables)  # routed tables may get their rows only now
+            finish_ended_backfill(opened.tables)  # routed tables may get their rows only now
             finished = _replay_result(opened, last)
         done.append(finished and replace(finished, interrupted=True))
-    clear_ended(opened.tables)
+    finish_ended_backfill(opened.tables)
     _delete_old_copies(opened)
     folder = f"{_copies_folder(opened)}/{uuid.uuid4().hex}"
     if _copy_dead_letters(opened, selection, folder):
@@ -181,13 +181,13 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
 
     Stops after the file in which it reaches `limit`.
     """
-    marker, former = load_own_marker(opened), former_ends(opened)
+    marker, former = load_own_marker(opened), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)
 
     def choose(rows: pa.Table) -> pa.Table:
-        kept = [reason is None for reason in left_out_reasons(rows, marker, former, omits=may_omit)]
+        kept = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
         return _check_secret(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
 
     dead_letters = (choose(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
@@ -206,9 +206,9 @@ def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Yield tables of about `TARGET_FILE_ROWS` rows, at most twice as many."""
     parts: list[pa.Table] = []
     for piece in pieces:
-        for start in range(0, piece.num_rows, MAX_FILE_ROWS):
-            parts.append(piece.slice(start, MAX_FILE_ROWS))
-            if sum(part.num_rows for part in parts) >= MAX_FILE_ROWS:
+        for start in range(0, piece.num_rows, TARGET_FILE_ROWS):
+            parts.append(piece.slice(start, TARGET_FILE_ROWS))
+            if sum(part.num_rows for part in parts) >= TARGET_FILE_ROWS:
                 yield pa.concat_tables(parts)
                 parts = []
     if parts:

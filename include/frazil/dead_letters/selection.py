@@ -17,8 +17,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.table.branches import head_of
 
-ERROR_CLASS = r"^\w+$"
-ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS)]
+ERROR_CLASS_PATTERN = r"^\w+$"
+ErrorClass = Annotated[str, Field(pattern=ERROR_CLASS_PATTERN)]
 
 
 class Selection(Model):

@@ -25,13 +25,13 @@ from frazil.dev import process
 from frazil.dev.airflow_client import AirflowClient
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
-from frazil.spark.catalog_jars import catalog_jars
+from frazil.spark.catalog_jars import ensure_catalog_jars
 from frazil.table.catalogs import configured_catalogs
 
 Component = Literal["api-server", "scheduler", "dag-processor", "triggerer"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 
-READY_WITHIN_S = 240
+READY_TIMEOUT_S = 240
 """Maximum time (s) until all components are healthy."""
 STOP_GRACE_S = 5
 """Time (s) after which a component that is still running is killed.
@@ -53,7 +53,7 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 """Role of each user."""
 
 
-class EmbeddedAirflow(process.Embedded):
+class EmbeddedAirflow(process.EmbeddedService):
     """An Airflow with its database, logs, secrets and process records in the folder `home`.
 
     Plugins and DAGs come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
@@ -73,7 +73,7 @@ class EmbeddedAirflow(process.Embedded):
         self.home = home.absolute()
         self._spark_master = spark_master
         self.checkout = checkout.absolute()
-        self.port = port or process.last_port(self.home) or process.free_port()
+        self.port = port or process.last_port(self.home) or process.choose_free_port()
         self._dags = dags or self.checkout / "dags"
         self._secrets_file, self._passwords_file = self.home / "secrets.json", self.home / "passwords.json"
         self._spark_properties = self.home / "spark.conf"
@@ -135,7 +135,7 @@ class EmbeddedAirflow(process.Embedded):
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()
-        self._spark_properties.write_text(_local_spark())
+        self._spark_properties.write_text(_spark_properties_text())
         process.record_port(self.home, self.port)
         since = datetime.now(UTC)
         try:
@@ -150,7 +150,7 @@ class EmbeddedAirflow(process.Embedded):
 
     def stop(self) -> None:
         """Stop all components and their tasks. Writers that tasks launched are separate processes and keep running."""
-        process.stop_all(process.recorded(self.home), records=self.home, grace_s=STOP_GRACE_S)
+        process.stop_all(process.read_records(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
         """Kill a component with SIGKILL, as in a crash."""
@@ -159,12 +159,12 @@ class EmbeddedAirflow(process.Embedded):
 
     def server(self, component: Component) -> process.Server | None:
         """Return a component's process; None if it is not running."""
-        return process.find(component, self.home)
+        return process.find_server(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:
         """Wait until all components are healthy and, if `since` is given, have sent a heartbeat after that time."""
         client = AirflowClient(self.url, user="", password="")
-        deadline = time.monotonic() + READY_WITHIN_S
+        deadline = time.monotonic() + READY_TIMEOUT_S
         unready = "api-server"
         while unready:
             for component in COMPONENTS:
@@ -173,12 +173,12 @@ class EmbeddedAirflow(process.Embedded):
                     raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {tail}")
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(
-                    f"Airflow's {unready} is not healthy after {READY_WITHIN_S} s; see {self.home}/logs."
+                    f"Airflow's {unready} is not healthy after {READY_TIMEOUT_S} s; see {self.home}/logs."
                 )
             time.sleep(0.3)
-            if process.answers(self.port):
+            if process.is_listening(self.port):
                 try:
-                    unready = ", ".join(unhealthy(client.health(), since))
+                    unready = ", ".join(find_unhealthy(client.health(), since))
                 except EnvironmentUnusable:
                     unready = "api-server"
 
@@ -193,10 +193,10 @@ class EmbeddedAirflow(process.Embedded):
     def _make_secrets(self) -> None:
         """Create the secrets in this folder at the first start. Only their owner can read them."""
         make_folder(self.home)
-        _write_once(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
+        _write_if_missing(self._passwords_file, {user: secrets.token_urlsafe(12) for user in _ROLES})
         fernet = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
         keys = {"jwt": secrets.token_hex(32), "session": secrets.token_hex(32), "fernet": fernet}
-        _write_once(self._secrets_file, keys)
+        _write_if_missing(self._secrets_file, keys)
 
     def _settings(self) -> dict[str, str | int | Path]:
         """Return the settings of this Airflow by section and key."""
@@ -261,7 +261,7 @@ class EmbeddedAirflow(process.Embedded):
         return True
 
 
-def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
+def find_unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[str]:
     """Return the names of the components that are not healthy, or whose last heartbeat is older than `since`."""
     unready = []
     for name, state in health.items():
@@ -272,15 +272,15 @@ def unhealthy(health: Mapping[str, Any], since: datetime | None = None) -> list[
     return unready
 
 
-def _local_spark() -> str:
+def _spark_properties_text() -> str:
     """Return the text of the properties file for spark-submit: the jars of all configured catalogs, a small JVM,
     loopback only.
     """
-    from frazil.spark.class_archive import java_options  # stopping Airflow needs no Spark
+    from frazil.spark.class_archive import lean_java_options  # stopping Airflow needs no Spark
 
     properties = {
-        "spark.jars": ",".join(map(str, catalog_jars(*configured_catalogs()))),
-        "spark.driver.extraJavaOptions": java_options(),
+        "spark.jars": ",".join(map(str, ensure_catalog_jars(*configured_catalogs()))),
+        "spark.driver.extraJavaOptions": lean_java_options(),
         "spark.driver.host": process.LOOPBACK,
         "spark.driver.bindAddress": process.LOOPBACK,
         "spark.ui.enabled": "false",
@@ -288,7 +288,7 @@ def _local_spark() -> str:
     return "".join(f"{key} {value}\n" for key, value in properties.items())
 
 
-def _write_once(path: Path, content: Mapping[str, str]) -> None:
+def _write_if_missing(path: Path, content: Mapping[str, str]) -> None:
     """Write a JSON file that only its owner can read, unless the file exists."""
     if path.exists():
         return

@@ -33,7 +33,7 @@ class AirflowClient:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
                 answer = self._send("POST", "/auth/token", json=body)
-                self._token = str(_check_answer(answer, "POST", "/auth/token")["access_token"])
+                self._token = str(_read_response(answer, "POST", "/auth/token")["access_token"])
             return self._token
 
     def call(
@@ -45,15 +45,15 @@ class AirflowClient:
         params: Mapping[str, str | int | bool] | None = None,
     ) -> Json:
         """Call a path of the API, such as `/api/v2/dags`, and return the JSON response."""
-        answer = self._send_signed(method, path, json, params)
+        answer = self._send_with_token(method, path, json, params)
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             self._token = None
-            answer = self._send_signed(method, path, json, params)
-        return _check_answer(answer, method, path)
+            answer = self._send_with_token(method, path, json, params)
+        return _read_response(answer, method, path)
 
     def health(self) -> Json:
         """Return the status and last heartbeat of each component. Needs no sign-in."""
-        return _check_answer(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
+        return _read_response(self._send("GET", "/api/v2/monitor/health"), "GET", "/api/v2/monitor/health")
 
     def dags(self, **params: str | int | bool) -> list[Json]:
         """Return the first 100 DAGs. `params` are query parameters."""
@@ -122,7 +122,7 @@ class AirflowClient:
         found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
         return found
 
-    def _send_signed(
+    def _send_with_token(
         self, method: str, path: str, json: Mapping[str, Any] | None, params: Mapping[str, Any] | None
     ) -> httpx.Response:
         """Send a request with the bearer token."""
@@ -151,7 +151,7 @@ def wait_for(find: Callable[[], Json | None], *, what: str, within_s: float) -> 
     return found
 
 
-def _check_answer(answer: httpx.Response, method: str, path: str) -> Json:
+def _read_response(answer: httpx.Response, method: str, path: str) -> Json:
     """Return the JSON of a response. Raises EnvironmentUnusable with Airflow's reason if it is an error."""
     if answer.is_error:
         raise EnvironmentUnusable(f"Airflow refused {method} {path} with {answer.status_code}: {answer.text[:500]}")

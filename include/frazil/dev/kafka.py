@@ -28,9 +28,9 @@ from frazil.spark import jars
 from frazil.spark.java import require_java
 
 JVM_OPTIONS = ["-Xms256m", "-Xmx1g", "-XX:+UseG1GC"]
-_LOGGING = Path(__file__).with_name("kafka-log4j2.properties")
+_LOGGING_CONFIG = Path(__file__).with_name("kafka-log4j2.properties")
 
-_SETTINGS = """\
+_SETTINGS_TEMPLATE = """\
 # Written at each start by frazil.dev.kafka.
 process.roles=broker,controller
 node.id=1
@@ -70,7 +70,7 @@ class EmbeddedKafka(process.EmbeddedServer):
     needs `settings`, which override the broker settings of this module.
     """
 
-    TITLE, RECORD, READY_WITHIN_S = "Kafka", "kafka", 120
+    TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class EmbeddedKafka(process.EmbeddedServer):
     ) -> None:
         self.folder = folder.absolute()
         self._listeners, self._settings = dict(listeners), dict(settings)
-        self.port = port or process.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.choose_free_port()
         self.log = self.folder / "kafka.log"
 
     @property
@@ -119,29 +119,29 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
-        java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"]
-        java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure("kafka"))]
+        java = [str(require_java()), *JVM_OPTIONS, f"-Dlog4j2.configurationFile={_LOGGING_CONFIG.as_uri()}"]
+        java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure_jars("kafka"))]
         data = self.folder / "data"
         make_folder(data)
         process.record_port(self.folder, self.port)
         properties = self.folder / "server.properties"
         listeners = {"PLAINTEXT": self.port, **self._listeners}
-        text = _SETTINGS.format(
+        text = _SETTINGS_TEMPLATE.format(
             listeners=",".join(f"{name}://{process.LOOPBACK}:{port}" for name, port in listeners.items()),
-            controller_port=process.free_port(),
+            controller_port=process.choose_free_port(),
             data=data,
             settings="\n".join(f"{key}={value}" for key, value in self._settings.items()),
         )
         properties.write_text(text)
         if not (data / "meta.properties").exists():
-            _format(java, properties, data)
+            _format_storage(java, properties, data)
         process.start(self.RECORD, [*java, "kafka.Kafka", properties], records=self.folder, log=self.log)
 
     def _not_ready_reason(self) -> str | None:
-        return None if process.answers(self.port) and _brokers(self.admin()) else ""
+        return None if process.is_listening(self.port) and _count_brokers(self.admin()) else ""
 
 
-def _format(java: list[str], properties: Path, data: Path) -> None:
+def _format_storage(java: list[str], properties: Path, data: Path) -> None:
     """Format the data folder for a new cluster."""
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With `=`, because one id in 64 begins with a dash, which would look like an option.
@@ -153,7 +153,7 @@ def _format(java: list[str], properties: Path, data: Path) -> None:
         raise EnvironmentUnusable(f"Kafka's storage in {data} could not be formatted: {done.stderr or done.stdout}")
 
 
-def _brokers(admin: AdminClient) -> int:
+def _count_brokers(admin: AdminClient) -> int:
     """Return the number of brokers; 0 if no broker responds."""
     try:
         return len(admin.list_topics(timeout=2).brokers)

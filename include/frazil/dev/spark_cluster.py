@@ -21,7 +21,7 @@ from frazil.home import make_folder
 from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 
 PORTS_FILE = "ports"
-WORKERS, CORES = 2, 4
+WORKERS, SLOTS_PER_WORKER = 2, 4
 """Number of workers, and of task slots per worker. There are more slots than real cores, so that several applications
 can run.
 """
@@ -32,14 +32,14 @@ class SparkMaster(process.EmbeddedServer):
     starts.
     """
 
-    TITLE, RECORD, READY_WITHIN_S = "the Spark master", "spark-master", 60
+    TITLE, RECORD, READY_TIMEOUT_S = "the Spark master", "spark-master", 60
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
         self.folder = folder.absolute()
         last = self.last_ports(self.folder)
-        self.port = port or (last[0] if last else process.free_port())
-        self._ui_port = last[1] if last else process.free_port()
-        self.rest_port = last[2] if last else process.free_port()
+        self.port = port or (last[0] if last else process.choose_free_port())
+        self._ui_port = last[1] if last else process.choose_free_port()
+        self.rest_port = last[2] if last else process.choose_free_port()
         self.log = self.folder / "master.log"
 
     @property
@@ -84,7 +84,7 @@ class SparkMaster(process.EmbeddedServer):
             f"-Dspark.master.rest.port={self.rest_port}",
         ]
         arguments = ["--host", process.LOOPBACK, "--port", str(self.port), "--webui-port", str(self._ui_port)]
-        _start(self, process.LOOPBACK, options, "org.apache.spark.deploy.master.Master", arguments)
+        _start_daemon(self, process.LOOPBACK, options, "org.apache.spark.deploy.master.Master", arguments)
 
     def _port_conflict(self) -> str:
         last = self.last_ports(self.folder)
@@ -98,7 +98,7 @@ class SparkMaster(process.EmbeddedServer):
 class SparkWorker(process.EmbeddedServer):
     """One worker. Its executors belong to its session and end with it."""
 
-    TITLE, RECORD, READY_WITHIN_S = "a Spark worker", "spark-worker", 60
+    TITLE, RECORD, READY_TIMEOUT_S = "a Spark worker", "spark-worker", 60
 
     def __init__(self, folder: Path, master: SparkMaster, *, address: str) -> None:
         self.folder, self._master, self._address = folder.absolute(), master, address
@@ -111,9 +111,9 @@ class SparkWorker(process.EmbeddedServer):
     def _launch(self) -> None:
         # An application's folder has the logs of its executors and their unpacked package.
         options = ["-Dspark.worker.cleanup.enabled=true", "-Dspark.worker.cleanup.appDataTtl=3600"]
-        offered = ["--cores", str(CORES), "--memory", "8g", "--work-dir", str(self.folder / "work")]
+        offered = ["--cores", str(SLOTS_PER_WORKER), "--memory", "8g", "--work-dir", str(self.folder / "work")]
         arguments = ["--host", self._address, "--webui-port", "0", *offered, self._master.address]
-        _start(self, self._address, options, "org.apache.spark.deploy.worker.Worker", arguments)
+        _start_daemon(self, self._address, options, "org.apache.spark.deploy.worker.Worker", arguments)
 
     def _port_conflict(self) -> str:
         return ""
@@ -122,7 +122,7 @@ class SparkWorker(process.EmbeddedServer):
         return None if self._address in self._master.workers() else ""
 
 
-class EmbeddedSparkCluster(process.Embedded):
+class EmbeddedSparkCluster(process.EmbeddedService):
     """A master and its workers. Servers that are already running in the folder are used unchanged."""
 
     def __init__(self, folder: Path, *, port: int | None = None) -> None:
@@ -161,7 +161,7 @@ class EmbeddedSparkCluster(process.Embedded):
         self.master.stop()
 
 
-def _start(
+def _start_daemon(
     server: process.EmbeddedServer, host: str, options: Sequence[str], main: str, arguments: Sequence[str]
 ) -> None:
     """Start a Spark daemon with the Java class `main`."""

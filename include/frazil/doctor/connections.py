@@ -25,8 +25,8 @@ from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import declared_kafka_properties, kafka_properties
-from frazil.spec.units import counted
+from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
+from frazil.spec.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Connections:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
                 self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
-        before, namespaces = len(self.faults), _namespaces(spec)
+        before, namespaces = len(self.faults), _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
             # A location of its own may have other rights.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
-                self._checked[key] = _catalog_faults(copy)
+                self._checked[key] = _check_catalog(copy)
             where = f"{path}: table: " + (f"namespace {_namespace(copy)}: " if number else "")
             self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
         if len(self.faults) == before:
@@ -86,7 +86,7 @@ class Connections:
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if brokers in self._silent:
-            servers = kafka_properties(spec, os.environ)["bootstrap.servers"]
+            servers = resolve_kafka_properties(spec, os.environ)["bootstrap.servers"]
             raise KafkaUnavailable(
                 f"the brokers {servers} did not respond to the check of stream {self._silent[brokers]}, which declares "
                 "the same brokers, so they were not contacted again. Check source.bootstrap-servers and the brokers"
@@ -103,7 +103,7 @@ def _namespace(spec: StreamSpec) -> str:
     return spec.table.identifier.rpartition(".")[0]
 
 
-def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
+def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
     route = spec.route
     others = [spec.dead_letter_table]
@@ -119,44 +119,47 @@ def _namespaces(spec: StreamSpec) -> list[StreamSpec]:
 
 def _check_kafka(spec: StreamSpec) -> str:
     """Check that the stream's topics exist and can be read, and describe them. Raises the errors of Kafka's clients."""
-    from frazil.commit.opened import open_kafka  # librdkafka, only where it is asked
+    from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable
 
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         kafka.earliest(partitions)
-    properties = {"log_level": "2", **kafka_properties(spec, os.environ)}
+    properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     ends = _transaction_partitions(spec, properties)
     check_readable(properties, [*partitions, *(ends or ())], stream=spec.name, within_s=INTERACTIVE_TIMEOUT_S)
     if spec.source.topic_pattern is not None:
         count = len({topic for topic, _ in partitions})
-        return f"{spec.source.topics_in_words}: {counted(count, 'topic')} now, {counted(len(partitions), 'partition')}"
+        return (
+            f"{spec.source.topics_text}: {format_count(count, 'topic')} now, "
+            f"{format_count(len(partitions), 'partition')}"
+        )
     topics = "topic" if len(spec.source.topics) == 1 else "topics"
-    found = f"{topics} {spec.source.topics_in_words}: {counted(len(partitions), 'partition')}"
-    return found + _ends_in_words(spec, ends)
+    found = f"{topics} {spec.source.topics_text}: {format_count(len(partitions), 'partition')}"
+    return found + _describe_transactions(spec, ends)
 
 
 def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
     """Return the partitions of the declared transaction topic, empty if it does not exist; None if none is declared."""
-    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets  # librdkafka, only where it is asked
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin  # librdkafka, only where it is asked
 
     envelope = envelope_of(spec.source.format)
     if envelope is None or envelope.transactions is None:
         return None
-    with KafkaOffsets(properties, [envelope.transactions], stream=spec.name, timeout_s=INTERACTIVE_TIMEOUT_S) as kafka:
+    with KafkaAdmin(properties, [envelope.transactions], stream=spec.name, timeout_s=INTERACTIVE_TIMEOUT_S) as kafka:
         try:
             return kafka.describe().partitions
         except TopicMissing:
             return ()
 
 
-def _ends_in_words(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> str:
+def _describe_transactions(spec: StreamSpec, ends: Sequence[TopicPartition] | None) -> str:
     envelope = envelope_of(spec.source.format)
     if ends is None or envelope is None:
         return ""
     if ends:
-        return f"; transactions {envelope.transactions}: {counted(len(ends), 'partition')}"
+        return f"; transactions {envelope.transactions}: {format_count(len(ends), 'partition')}"
     return (
         f"; transactions {envelope.transactions}: the topic does not exist yet, so it is not checked. The connector "
         "creates it with the first transaction (provide.transaction.metadata: true)"
@@ -174,16 +177,16 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _catalog_faults(spec: StreamSpec) -> list[Fault]:
+def _check_catalog(spec: StreamSpec) -> list[Fault]:
     """Return why the catalog and its storage cannot hold the stream's tables; empty if they can."""
-    from frazil.commit.catalog_probe import probe, removing_empty_folders  # PyIceberg is slow to load
+    from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog
 
     try:
         with report_missing_extras():
             catalog = load_catalog(spec.table.catalog)
-            with removing_empty_folders(catalog, spec):
+            with clean_up_probe_folders(catalog, spec):
                 if spec.commit.atomic:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
@@ -204,7 +207,7 @@ _CAPABILITY_FIX = (
 )
 
 
-_ACLS = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
+_ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
 
 
 class Service(StrEnum):
@@ -222,7 +225,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
             KafkaUnavailable,
             "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
         ),
-        (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACLS}"),
+        (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACL_COMMAND}"),
         (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
     Service.REGISTRY: (
@@ -243,8 +246,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
         ),
         (
             AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant them the rights to create, write, list and delete "
-            "there",
+            "correct the credentials in .pyiceberg.yaml, or grant the rights to create, write, list and delete there",
         ),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),

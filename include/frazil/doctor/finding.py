@@ -11,7 +11,7 @@ from enum import StrEnum
 from frazil.errors import FrazilError
 
 
-class State(StrEnum):
+class CheckState(StrEnum):
     """Result of a check."""
 
     OK = "ok"
@@ -29,7 +29,7 @@ class Finding:
 
     subject: str
     """The name of the check, in one or two words."""
-    state: State
+    state: CheckState
     said: str
     """The result of the check, in one sentence."""
     fix: str = ""
@@ -45,7 +45,7 @@ class Check:
     """Timeout in seconds. A check that takes longer is reported as wrong."""
 
 
-def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
+def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Run all checks in parallel, and yield their findings in the order of the checks.
 
     A check that hangs is abandoned: its thread ends with the process.
@@ -53,20 +53,20 @@ def findings(checks: Mapping[str, Check]) -> Iterator[Finding]:
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
     for subject, check in checks.items():
         answers[subject] = queue.SimpleQueue()
-        threading.Thread(target=_answer, args=(subject, check, answers[subject]), daemon=True, name=subject).start()
+        threading.Thread(target=_run_check, args=(subject, check, answers[subject]), daemon=True, name=subject).start()
     for subject, check in checks.items():
         try:
             yield from answers[subject].get(timeout=check.within_s)
         except queue.Empty:
             yield Finding(
-                subject, State.WRONG, f"no answer within {check.within_s:.0f} s", "find out what it waits for"
+                subject, CheckState.WRONG, f"no answer within {check.within_s:.0f} s", "find out what it waits for"
             )
 
 
-def _answer(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:
+def _run_check(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:
     try:
         to.put(list(check.run()))
     except FrazilError as error:  # its message says what to do
-        to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {error}")])
+        to.put([Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")])
     except Exception as error:  # anything that a client raises; the other checks continue
-        to.put([Finding(subject, State.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")])
+        to.put([Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")])

@@ -16,80 +16,83 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from frazil import PYTHONS, __version__
-from frazil.doctor.finding import Finding, State
+from frazil.doctor.finding import CheckState, Finding
 from frazil.home import cache_folder, home
-from frazil.host.page_servers import running_servers
+from frazil.host.page_servers import list_running_servers
 from frazil.spark import jars
 from frazil.spark.java import require_java
-from frazil.spec.units import rounded_bytes
+from frazil.spec.units import format_rounded_bytes
 
-FREE_BYTES = 2 << 30
+MIN_FREE_BYTES = 2 << 30
 """Minimum free bytes of a disk. Below this, it gets a warning, because logs and files of tasks would soon fill it."""
-_WORKER = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
+_VERSIONS_SCRIPT = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 """Script that prints the versions of a Python and of its frazil."""
 
 
-def python() -> Iterator[Finding]:
+def check_python() -> Iterator[Finding]:
     """Check that this Python is a tested version."""
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if PYTHONS[0] <= seen <= PYTHONS[1]:
-        yield Finding("python", State.OK, sentence)
+        yield Finding("python", CheckState.OK, sentence)
     else:
-        yield Finding("python", State.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")
+        yield Finding("python", CheckState.WARNING, sentence, "use Python 3.11 to 3.13, the tested versions")
 
 
-def java() -> Iterator[Finding]:
+def check_java() -> Iterator[Finding]:
     """Check Java and PySpark. They are checked together because only PySpark needs Java."""
     if find_spec("py4j") is None:
-        yield Finding("java", State.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job")
+        yield Finding(
+            "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
+        )
         return
-    yield Finding("java", State.OK, f"Java 17 at {require_java()}")
-    yield from _pyspark()
+    yield Finding("java", CheckState.OK, f"Java 17 at {require_java()}")
+    yield from _check_pyspark()
 
 
-def _pyspark() -> Iterator[Finding]:
+def _check_pyspark() -> Iterator[Finding]:
     found = version("pyspark")
     try:
         client = version("pyspark-client")
     except PackageNotFoundError:
         client = found
     if client == found:
-        yield Finding("pyspark", State.OK, f"PySpark {found}")
+        yield Finding("pyspark", CheckState.OK, f"PySpark {found}")
     else:
         yield Finding(
-            "pyspark", State.WRONG, f"pyspark is {found} and pyspark-client {client}, in the same folder",
+            "pyspark", CheckState.WRONG, f"pyspark is {found} and pyspark-client {client}, in the same folder",
             f"pip install pyspark=={found} pyspark-client=={found}",
         )  # fmt: skip
 
 
-def jars_of_spark() -> Iterator[Finding]:
+def check_jars() -> Iterator[Finding]:
     """Check that Iceberg's runtime has been fetched, by the sizes of the jars. `frazil.spark.jars fetch` checks their
     content.
     """
     if find_spec("py4j") is None:
-        yield Finding("jars", State.SKIPPED, "PySpark is not installed: this machine needs no jar")
+        yield Finding("jars", CheckState.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
     folder = jars.cache_folder()
     paths = {jar: folder / jar.coordinates.path for jar in jars.load_locked("spark")}
     missing = [jar for jar, path in paths.items() if not path.is_file() or path.stat().st_size != jar.bytes]
     if not missing:
-        yield Finding("jars", State.OK, f"Iceberg's runtime is in {folder}")
+        yield Finding("jars", CheckState.OK, f"Iceberg's runtime is in {folder}")
         return
-    size = rounded_bytes(sum(jar.bytes for jar in missing))
+    size = format_rounded_bytes(sum(jar.bytes for jar in missing))
     yield Finding(
-        "jars", State.WARNING, f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
+        "jars", CheckState.WARNING,
+        f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
         "them when it first runs", "python -m frazil.spark.jars fetch spark",
     )  # fmt: skip
 
 
-def folders() -> Iterator[Finding]:
+def check_folders() -> Iterator[Finding]:
     """Check that FRAZIL_HOME and the cache folder are writable and have space, and that FRAZIL_HOME can be locked."""
-    yield _folder("home", home(), "FRAZIL_HOME", locked=True)
-    yield _folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
+    yield _check_folder("home", home(), "FRAZIL_HOME", locked=True)
+    yield _check_folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
 
-def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
+def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
     place = next(one for one in (folder, *folder.parents) if one.exists())
     elsewhere = f"set {variable} to a folder on a local disk that this user may write to"
     try:
@@ -98,63 +101,67 @@ def _folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Findi
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         return Finding(
-            subject, State.WRONG, f"{place} cannot be {'locked' if locked else 'written'}: {error}", elsewhere
+            subject, CheckState.WRONG, f"{place} cannot be {'locked' if locked else 'written'}: {error}", elsewhere
         )
     free = shutil.disk_usage(place).free
-    if free < FREE_BYTES:
-        return Finding(subject, State.WARNING, f"{folder} has {rounded_bytes(free)} left", "free space on its disk")
-    return Finding(subject, State.OK, f"{folder} can be written; {rounded_bytes(free)} free")
+    if free < MIN_FREE_BYTES:
+        return Finding(
+            subject, CheckState.WARNING, f"{folder} has {format_rounded_bytes(free)} left", "free space on its disk"
+        )
+    return Finding(subject, CheckState.OK, f"{folder} can be written; {format_rounded_bytes(free)} free")
 
 
-def api_servers() -> Iterator[Finding]:
+def check_api_servers() -> Iterator[Finding]:
     """Check that this host's processes that serve the operations page started with the current version of frazil."""
-    found = running_servers()
+    found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        yield Finding("api server", State.SKIPPED, f"no process of this host serves the page for FRAZIL_HOME {home()}")
+        yield Finding(
+            "api server", CheckState.SKIPPED, f"no process of this host serves the page for FRAZIL_HOME {home()}"
+        )
     elif not old:
-        yield Finding("api server", State.OK, "the API server runs the installed version of frazil")
+        yield Finding("api server", CheckState.OK, "the API server runs the installed version of frazil")
     else:
         yield Finding(
-            "api server", State.WARNING, f"frazil has changed since the API server started (process "
+            "api server", CheckState.WARNING, f"frazil has changed since the API server started (process "
             f"{', '.join(old)}): views of the operations page may fail", "restart Airflow's API server",
         )  # fmt: skip
 
 
-def tasks_python() -> Iterator[Finding]:
+def check_task_python() -> Iterator[Finding]:
     """Check that the Python in PYSPARK_PYTHON can run tasks of this version of frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
-        yield Finding("tasks' python", State.OK, "tasks on this machine run on the same Python")
+        yield Finding("tasks' python", CheckState.OK, "tasks on this machine run on the same Python")
         return
     fix = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
     try:
-        ran = subprocess.run([named, "-c", _WORKER], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run([named, "-c", _VERSIONS_SCRIPT], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
-        yield Finding("tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
+        yield Finding("tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
         return
     wanted = f"{sys.version_info[0]} {sys.version_info[1]} {__version__}"
     if ran.returncode == 0 and ran.stdout.strip() == wanted:
-        yield Finding("tasks' python", State.OK, f"{named} has the same Python and the same frazil")
+        yield Finding("tasks' python", CheckState.OK, f"{named} has the same Python and the same frazil")
         return
     found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
     yield Finding(
-        "tasks' python", State.WRONG, f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}", fix
+        "tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}", fix
     )
 
 
-def ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
+def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
     """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         names = ", ".join(f"{port} ({name})" for name, port in taken.items())
         yield Finding(
-            "ports", State.WARNING, f"another program listens on {names}, which `frazil dev up` needs",
+            "ports", CheckState.WARNING, f"another program listens on {names}, which `frazil dev up` needs",
             "stop it, or choose another port: see `frazil dev up --help`",
         )  # fmt: skip
         return
     running = "; ".join(f"{name} runs on {port}" for name, port in ours.items())
-    yield Finding("ports", State.OK, f"the ports of `frazil dev up` are free{f' ({running})' if running else ''}")
+    yield Finding("ports", CheckState.OK, f"the ports of `frazil dev up` are free{f' ({running})' if running else ''}")
 
 
 def _listens(port: int) -> bool:
@@ -163,28 +170,30 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-WITHIN_S = 90.0
+AIRFLOW_TIMEOUT_S = 90.0
 """Timeout in seconds of the check of Airflow. Importing Airflow takes some seconds, and longer on a busy host."""
 
 
-def airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
+def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Yield the findings of `frazil.airflow.doctor` about the Airflow that this environment configures."""
     if find_spec("airflow") is None:
-        yield Finding("airflow", State.SKIPPED, "Airflow is not installed in this Python")
+        yield Finding("airflow", CheckState.SKIPPED, "Airflow is not installed in this Python")
         return
     if not _is_set_up(environment):
-        yield Finding("airflow", State.SKIPPED, "no Airflow is set up for this user: AIRFLOW_HOME has no airflow.cfg")
+        yield Finding(
+            "airflow", CheckState.SKIPPED, "no Airflow is set up for this user: AIRFLOW_HOME has no airflow.cfg"
+        )
         return
     command = [sys.executable, "-m", "frazil.airflow.doctor", str(streams.absolute())]
     ran = subprocess.run(
-        command, env=dict(environment), capture_output=True, text=True, timeout=WITHIN_S - 5, check=False
+        command, env=dict(environment), capture_output=True, text=True, timeout=AIRFLOW_TIMEOUT_S - 5, check=False
     )
     if ran.returncode != 0:
         last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
-        yield Finding("airflow", State.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
+        yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
     for one in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(one["subject"], State(one["state"]), one["said"], one["fix"])
+        yield Finding(one["subject"], CheckState(one["state"]), one["said"], one["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -19,69 +19,69 @@ import requests
 
 from frazil import clock
 from frazil.doctor.connections import Connections
-from frazil.doctor.finding import Finding, State
+from frazil.doctor.finding import CheckState, Finding
 from frazil.errors import FrazilError
-from frazil.spec.conflicts import conflicts
+from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import registry_of
-from frazil.spec.load import load_stream, stream_files
+from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
-from frazil.spec.units import counted
-from frazil.timetext import ago
+from frazil.spec.units import format_count
+from frazil.timetext import format_elapsed
 
 MAX_SHOWN = 5
 """If more than twice this number of results are good, one line summarizes them."""
 
 
-def declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
+def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
     """Return the folder's valid streams by file, and the findings: one per error.
 
     Without errors, a single finding has the number of streams.
     """
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
-    for path in stream_files(folder) if folder.is_dir() else ():
+    for path in list_stream_files(folder) if folder.is_dir() else ():
         try:
             streams[path] = load_stream(path)
         except FrazilError as error:
             errors += str(error).splitlines()
-    errors += conflicts(streams)
+    errors += find_conflicts(streams)
     if not streams and not errors:
         none = Finding(
-            "declarations", State.SKIPPED, f"{folder} declares no stream",
+            "declarations", CheckState.SKIPPED, f"{folder} declares no stream",
             "name the folder with --streams or FRAZIL_STREAMS",
         )  # fmt: skip
         return streams, [none]
-    wrong = [Finding("declarations", State.WRONG, error) for error in errors]
-    valid = [Finding("declarations", State.OK, f"{counted(len(streams), 'valid stream')} in {folder}")]
+    wrong = [Finding("declarations", CheckState.WRONG, error) for error in errors]
+    valid = [Finding("declarations", CheckState.OK, f"{format_count(len(streams), 'valid stream')} in {folder}")]
     return streams, wrong or valid
 
 
-def connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Check that the streams' services respond and permit what a writer does, like `frazil validate --connect`."""
     if not streams:
-        yield Finding("connections", State.SKIPPED, "no stream is declared here")
+        yield Finding("connections", CheckState.SKIPPED, "no stream is declared here")
         return
     checked = Connections.check(streams)
     good = checked.good
     if len(good) > 2 * MAX_SHOWN:
-        good = [f"all other connections of {counted(len(streams), 'stream')} work"]
-    yield from (Finding("connections", State.OK, sentence) for sentence in good)
-    yield from (Finding("connections", State.WRONG, fault.problem, fault.fix) for fault in checked.faults)
+        good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
+    yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
+    yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
     yield from _stopped_streams(streams)
 
 
 def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Report streams that cannot run until an operator acts."""
-    from frazil.status.stream import stream_state  # PyIceberg is slow to load
+    from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
-        state = stream_state(spec, now_ms=clock.now_ms(), in_full=False)
+        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False)
         if state.missing is not None or state.needs_operator:
-            yield Finding("connections", State.WRONG, f"{path}: {state.state}: {state.sentence}")
+            yield Finding("connections", CheckState.WRONG, f"{path}: {state.state}: {state.sentence}")
 
 
-def stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
+def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
@@ -96,10 +96,10 @@ def stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
         if uri.startswith("postgresql"):
             databases[config.name] = _database_clock(uri)
-    return clocks(addresses | _registries(streams), databases)
+    return compare_clocks(addresses | _registry_addresses(streams), databases)
 
 
-def _registries(streams: Mapping[Path, StreamSpec]) -> set[str]:
+def _registry_addresses(streams: Mapping[Path, StreamSpec]) -> set[str]:
     found = set()
     for spec in streams.values():
         registry = registry_of(spec.source.format)
@@ -126,16 +126,16 @@ def _database_clock(uri: str) -> Callable[[], int]:
     return ask
 
 
-WARN_MS = 5_000
+MIN_WARNING_MS = 5_000
 """Minimum clock difference in milliseconds for a warning."""
-WRONG_MS = 60_000
+MIN_WRONG_MS = 60_000
 """Minimum clock difference in milliseconds that counts as wrong."""
 TIMEOUT_S = 5.0
 """Timeout in seconds for reading a server's time."""
-_HEADER_MS = 1_000
+_DATE_PRECISION_MS = 1_000
 """Precision in milliseconds of the `Date` header, which has whole seconds."""
-_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
-_FIX_SILENCE = "make the server respond, then run `frazil doctor` again"
+_CLOCK_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
+_NO_TIME_FIX = "make the server respond, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +156,19 @@ class ServerTime:
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
-def evaluate(server: str, answer: ServerTime) -> Finding:
+def evaluate_clock(server: str, answer: ServerTime) -> Finding:
     """Return the finding for a server's time. Pure."""
     late_ms = abs(answer.difference_ms)
-    if late_ms < WARN_MS:
-        return Finding("clock", State.OK, f"{server} has the same time")
-    state = State.WRONG if late_ms >= WRONG_MS else State.WARNING
+    if late_ms < MIN_WARNING_MS:
+        return Finding("clock", CheckState.OK, f"{server} has the same time")
+    state = CheckState.WRONG if late_ms >= MIN_WRONG_MS else CheckState.WARNING
     direction = "ahead of" if answer.difference_ms > 0 else "behind"
-    return Finding("clock", state, f"the clock of {server} is {ago(late_ms)} {direction} this machine's", _FIX)
+    return Finding(
+        "clock", state, f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's", _CLOCK_FIX
+    )
 
 
-def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
+def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
     """Compare our clock with those of HTTP servers (by URL) and databases (functions by catalog).
 
     A server whose time is unknown gets a warning, because its clock may be wrong.
@@ -179,15 +181,15 @@ def clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]])
         try:
             answer = ask()
         except Exception as error:  # whatever the driver raises
-            why = str(error) if isinstance(error, _Untimed) else type(error).__name__
-            yield Finding("clock", State.WARNING, f"the clock of {server} was not compared: {why}", _FIX_SILENCE)
+            why = str(error) if isinstance(error, _TimeMissing) else type(error).__name__
+            yield Finding("clock", CheckState.WARNING, f"the clock of {server} was not compared: {why}", _NO_TIME_FIX)
         else:
-            yield evaluate(server, answer)
+            yield evaluate_clock(server, answer)
     if not servers:
-        yield Finding("clock", State.SKIPPED, "not compared: no remote service reports its time")
+        yield Finding("clock", CheckState.SKIPPED, "not compared: no remote service reports its time")
 
 
-class _Untimed(ValueError):
+class _TimeMissing(ValueError):
     """The response has no time."""
 
 
@@ -203,5 +205,5 @@ def _ask_http(address: str) -> ServerTime:
     try:
         theirs = parsedate_to_datetime(answer.headers["Date"])
     except (KeyError, ValueError):
-        raise _Untimed("the response has no time") from None
-    return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _HEADER_MS)
+        raise _TimeMissing("the response has no time") from None
+    return ServerTime(before, int(theirs.timestamp() * 1000), clock.now_ms(), _DATE_PRECISION_MS)

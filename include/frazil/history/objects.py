@@ -18,11 +18,11 @@ from typing import Any
 
 from pyiceberg.table import Table
 
-from frazil.errors import error_text
-from frazil.history.points import EventKind, History, HistoryEvent, Part, Point, StreamHistory
+from frazil.errors import format_error
+from frazil.history.points import EventKind, HistoryEvent, Part, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
 from frazil.table.object_store import ObjectStore
-from frazil.table.remains import STATE
+from frazil.table.remains import STATE_FOLDER
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table
 
@@ -49,7 +49,7 @@ class HistoryUnreadable(Exception):
 
 def history_location(table: Table, stream: str) -> str:
     """Return the folder of a stream's history. Stream names never begin with an underscore."""
-    return f"{table.location().rstrip('/')}/{STATE}/_history/{stream}"
+    return f"{table.location().rstrip('/')}/{STATE_FOLDER}/_history/{stream}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class HistoryStore:
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 
     def put(self, epoch: int, past: StreamHistory, part: Part) -> None:
-        self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encode(past, part, self.table_uuid))
+        self.store.put(f"{self.location}/{epoch:08d}-{part}.json", encode_part(past, part, self.table_uuid))
 
     def list_objects(self) -> list[HistoryObject]:
         objects = (HistoryObject.from_path(file.path) for file in self.store.list_files(self.location))
@@ -103,7 +103,7 @@ class HistoryStore:
                 if one.part is not part or (data := self.store.get(one.path)) is None:
                     continue
                 try:
-                    if decode(data, part, past, self.table_uuid):
+                    if decode_part(data, part, past, self.table_uuid):
                         break
                 except HistoryUnreadable as error:
                     problems.append(f"{one.path}: {error}")
@@ -114,19 +114,19 @@ class HistoryStore:
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
-                decode(data, Part.HAPPENED, past, self.table_uuid)
+                decode_part(data, Part.HAPPENED, past, self.table_uuid)
         except HistoryUnreadable as error:
             return [], [f"{path}: {error}"]
         return past.happened, []
 
     def put_actions(self, action_log: ActionLog, past: StreamHistory) -> None:
-        self.store.put(self._action_path(action_log), encode(past, Part.HAPPENED, self.table_uuid))
+        self.store.put(self._action_path(action_log), encode_part(past, Part.HAPPENED, self.table_uuid))
 
     def _action_path(self, action_log: ActionLog) -> str:
         return f"{self.location}/{action_log}.json"
 
 
-def read_history(spec: StreamSpec, *, since_ms: int) -> History:
+def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
     """Return a stream's history after `since_ms`. Never raises, but may block as long as the catalog and the storage
     do.
 
@@ -135,11 +135,11 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> History:
     try:
         table = load_stream_table(spec)
     except Exception as error:  # catalogs raise what their clients raise
-        return History(problem=f"cannot read the table: {_one_line(error)}")
-    return History() if table is None else read_table_history(table, spec.name, since_ms=since_ms)
+        return RecordedHistory(problem=f"cannot read the table: {_one_line(error)}")
+    return RecordedHistory() if table is None else read_table_history(table, spec.name, since_ms=since_ms)
 
 
-def read_table_history(table: Table, stream: str, *, since_ms: int) -> History:
+def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedHistory:
     """Return the history stored next to a loaded table, like `read_history`."""
     try:
         store = HistoryStore.open(table, stream)
@@ -149,8 +149,8 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> History:
             past.happened += actions
             problems += unreadable
     except Exception as error:  # storages raise what their clients raise
-        return History(problem=f"cannot read the history: {_one_line(error)}")
-    return History(
+        return RecordedHistory(problem=f"cannot read the history: {_one_line(error)}")
+    return RecordedHistory(
         tuple(point for point in past.points() if point.end_ms > since_ms),
         tuple(what for what in sorted(past.happened, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
         "; ".join(problems) or None,
@@ -175,10 +175,10 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(error_text(error).split())
+    return " ".join(format_error(error).split())
 
 
-def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
+def encode_part(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is Part.HAPPENED:
         value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.happened]
@@ -189,7 +189,7 @@ def encode(past: StreamHistory, part: Part, table_uuid: str) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def decode(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
+def decode_part(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> bool:
     """Load a part of a history into `past`. Return False if the object belongs to another table.
 
     Raises HistoryUnreadable if the object is invalid. Fields of later versions are ignored.
@@ -208,7 +208,7 @@ def decode(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> boo
                 HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds
             ]
             return True
-        points = {p.at_ms: p for p in _points(value)}
+        points = {p.at_ms: p for p in _parse_points(value)}
     except (ValueError, LookupError, TypeError) as error:
         raise HistoryUnreadable(f"not a valid history ({type(error).__name__}: {error})") from error
     if part is Part.TENS:
@@ -218,7 +218,7 @@ def decode(data: bytes, part: Part, past: StreamHistory, table_uuid: str) -> boo
     return True
 
 
-def _points(value: Mapping[str, Any]) -> Iterable[Point]:
+def _parse_points(value: Mapping[str, Any]) -> Iterable[Point]:
     known_columns = [(index, name) for index, name in enumerate(value["columns"]) if name in _COLUMNS]
     for row in value["points"]:
         numbers = {name: row[index] for index, name in known_columns}

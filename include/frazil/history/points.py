@@ -21,7 +21,7 @@ MINUTES_RETENTION_MS = 6 * 3_600_000
 """Milliseconds for which one-minute points are kept; after that they are merged into ten-minute points."""
 TENS_RETENTION_MS = 14 * 24 * 3_600_000
 """Milliseconds for which ten-minute points, and events, are kept."""
-MAX_STREAM_EVENTS = 60
+MAX_EVENTS_PER_KIND = 60
 """Maximum number of stored events per kind, so that frequent events do not displace the other kinds."""
 MAX_TEXT_CHARACTERS = 600
 """Maximum length of an event's text."""
@@ -116,7 +116,7 @@ class HistoryEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class RecordedHistory:
     """A stream's history as it was read."""
 
     points: tuple[Point, ...] = ()
@@ -191,7 +191,7 @@ class StreamHistory:
             what = dataclasses.replace(what, sentence=f"{sentence[: MAX_TEXT_CHARACTERS - 4]} ...")
         if what not in self.happened:
             self.happened.append(what)
-        if len(self.happened) > 2 * MAX_STREAM_EVENTS * len(EventKind):  # no `age` while the storage hangs
+        if len(self.happened) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs
             self.happened = _newest_events(self.happened, what.at_ms)
         return Part.HAPPENED
 
@@ -242,6 +242,6 @@ def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[Histor
     oldest_first = sorted(happened, key=lambda what: what.at_ms)
     for what in oldest_first[::-1]:
         counts[what.kind] += 1
-        if counts[what.kind] <= MAX_STREAM_EVENTS and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:
+        if counts[what.kind] <= MAX_EVENTS_PER_KIND and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:
             kept.append(what)
     return kept[::-1]

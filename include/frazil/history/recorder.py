@@ -13,8 +13,8 @@ from frazil import events
 from frazil.events import BatchCommitted, Event
 from frazil.history.objects import HistoryObject, HistoryStore
 from frazil.history.points import EventKind, HistoryEvent, Part, Point, StreamHistory
-from frazil.spec.units import counted
-from frazil.timetext import ago
+from frazil.spec.units import format_count
+from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class Recorder:
     def take(self, event: Event) -> None:
         """Add what an event shows to the history."""
         with self._lock:
-            if point := self._point(event):
+            if point := self._measure_event(event):
                 self._changed.add(self._past.add(point))
-            if entry := self._entry(event):
+            if entry := self._describe_event(event):
                 self._changed.add(self._past.record(HistoryEvent(event.at_ms, *entry)))
             if abs(event.at_ms - self._aged_ms) >= WRITE_INTERVAL_MS:  # also while the storage is down
                 self._aged_ms = event.at_ms
@@ -103,7 +103,7 @@ class Recorder:
             return
         objects, new = opens(), self._written != epoch
         if self._earlier_objects is None:
-            self._earlier_objects = self._take_over(objects)
+            self._earlier_objects = self._load_earlier(objects)
         with self._lock:
             self._changed |= self._past.age(now_ms)
             parts = [part for part in Part if new or part in self._changed]
@@ -120,7 +120,7 @@ class Recorder:
             objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
             self._earlier_objects = []
 
-    def _take_over(self, objects: HistoryStore) -> list[HistoryObject]:
+    def _load_earlier(self, objects: HistoryStore) -> list[HistoryObject]:
         """Load the objects of earlier writers into this history. Return these objects.
 
         Objects of a higher epoch are included: they were written before an operator ran `frazil forget`.
@@ -133,16 +133,16 @@ class Recorder:
             self._past.merge_earlier(earlier)
         return earlier_objects
 
-    def _point(self, event: Event) -> Point | None:
+    def _measure_event(self, event: Event) -> Point | None:
         """Return the measurements that an event adds to its minute; None if it has no measurements."""
         match event.what:
             case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
             case events.ChangesMerged(merge_s=merge_s):
-                self._merge_ms += _ms(merge_s)
+                self._merge_ms += _to_ms(merge_s)
             case BatchCommitted() as batch:
-                return self._batch(event.at_ms, batch)
+                return self._measure_batch(event.at_ms, batch)
             case events.ThrottleEvaluated(stretch=stretch):
                 self._interval_ms = round(self._declared_ms * stretch)
             case events.LagMeasured(lag=lag, freshness_ms=freshness_ms, backpressure_ms=backpressure_ms):
@@ -155,7 +155,7 @@ class Recorder:
                 )
         return None
 
-    def _batch(self, at_ms: int, batch: BatchCommitted) -> Point:
+    def _measure_batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         """Return the measurements of a batch: only watermark and interval for an empty commit."""
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
@@ -168,12 +168,12 @@ class Recorder:
             rejected=batch.rejected,
             files=batch.files,
             bytes=batch.bytes,
-            stage_ms=_ms(batch.stage_s),
-            commit_ms=_ms(batch.commit_s),
+            stage_ms=_to_ms(batch.stage_s),
+            commit_ms=_to_ms(batch.commit_s),
             merge_ms=merge_ms,
         )
 
-    def _entry(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
+    def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
         """Return the kind and sentence of an event in the history; None if the history does not show the event."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
@@ -183,13 +183,13 @@ class Recorder:
             case events.StallBegan(stall=stall):
                 return EventKind.STALL, f"stalled ({stall.kind}): {stall.reason}"
             case events.StallEnded(kind=kind, lasted_ms=lasted_ms):
-                return EventKind.STALL, f"the stall ({kind}) is over after {ago(lasted_ms)}"
+                return EventKind.STALL, f"the stall ({kind}) is over after {format_elapsed(lasted_ms)}"
             case events.TableEvolved(key=key, changes=changes, table=table):
                 return EventKind.EVOLUTION, f"{table} evolves for batch {key}: {'; '.join(changes)}"
-            case events.NoticeGiven(sentence=sentence, replaces=""):
+            case events.NoticeIssued(sentence=sentence, replaces=""):
                 return EventKind.NOTICE, sentence
             case events.FutureEventTimes(key=key, rows=rows, max_future=limit):
-                sentence = f"{counted(rows, 'row')} of batch {key} had event times more than {limit} in the future"
+                sentence = f"{format_count(rows, 'row')} of batch {key} had event times more than {limit} in the future"
                 return EventKind.FUTURE, sentence
             case events.DistributionChosen(shuffled=shuffled, reason=reason) if shuffled is not self._shuffled:
                 self._shuffled = shuffled
@@ -199,7 +199,7 @@ class Recorder:
                 self._throttle = it.reason is None, it.stretch
                 over = "the table's metadata no longer grows; commits follow the declared interval"
                 return EventKind.THROTTLE, it.reason or over
-            case events.OutageMet(sentence=sentence) if self._outage_ms is None:
+            case events.OutageReported(sentence=sentence) if self._outage_ms is None:
                 self._outage_ms = event.at_ms
                 return EventKind.OUTAGE, sentence
             case events.TablesBehind(names=names, sentence=sentence) if names != self._behind:
@@ -207,9 +207,9 @@ class Recorder:
                 return EventKind.OUTAGE, sentence
             case events.PhaseBegan() if self._outage_ms is not None:
                 lasted_ms, self._outage_ms = event.at_ms - self._outage_ms, None
-                return EventKind.OUTAGE, f"the outage is over after {ago(lasted_ms)}"
+                return EventKind.OUTAGE, f"the outage is over after {format_elapsed(lasted_ms)}"
         return None
 
 
-def _ms(seconds: float) -> int:
+def _to_ms(seconds: float) -> int:
     return round(seconds * 1000)

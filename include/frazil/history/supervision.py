@@ -31,13 +31,13 @@ def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> No
     """
     try:
         action = HistoryEvent(at_ms, EventKind.USER_ACTION, sentence)
-        _add(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
+        _append_actions(HistoryStore.open(table, stream), [action], ActionLog.USERS, now_ms=at_ms)
     except Exception as error:  # storages raise anything
         log.info("cannot write an action to the history of stream %s: %s (action: %s)", stream, error, sentence)
 
 
 @dataclass(slots=True)
-class Supervision:
+class SupervisionRecorder:
     """Records one supervisor's actions. A separate thread writes them, so that the supervisor never waits."""
 
     open: Callable[[], HistoryStore | None]
@@ -75,7 +75,7 @@ class Supervision:
         try:
             objects = self.open()
             if objects is not None:
-                _add(objects, pending, ActionLog.SUPERVISION, now_ms=now_ms)
+                _append_actions(objects, pending, ActionLog.SUPERVISION, now_ms=now_ms)
         except Exception as error:  # catalogs and storages raise anything
             objects = None
             level = logging.INFO if self._failed_at_ms is None else logging.DEBUG
@@ -86,7 +86,7 @@ class Supervision:
                 self._pending = [what for what in self._pending if what not in pending]
 
 
-def _add(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
+def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
     """Append actions to a log. Old actions are dropped."""
     past = StreamHistory(happened=store.read_actions(action_log)[0])
     for what in pending:

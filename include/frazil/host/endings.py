@@ -13,11 +13,11 @@ from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
 from frazil.host.writer_log import first_error, last_error
 
-WITH_APPLICATION = "ended with its application"
+ENDED_WITH_APPLICATION = "ended with its application"
 """Recorded as `stopped_for` of a stream's writer that ran until the process of its application ended."""
-KILLED = "the writer was killed by another user or program, or by the kernel (out of memory)"
+KILLED_BY_OTHERS = "the writer was killed by another user or program, or by the kernel (out of memory)"
 """The error recorded for a writer that was killed (SIGKILL), but not by frazil."""
-UNSEEN = "it ended without a record: probably killed (SIGKILL, out of memory)"
+ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out of memory)"
 """The error recorded for a writer that was killed together with its parent."""
 
 
@@ -52,7 +52,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
         error = None
     elif not error:
         # The error in the writer's last heartbeat, otherwise the end of its log.
-        error = (heartbeat.error if heartbeat else None) or _end_of_log(folder, launch)
+        error = (heartbeat.error if heartbeat else None) or _last_log_error(folder, launch)
     _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
@@ -69,7 +69,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     if _was_killed_agent(folder, launch, heartbeat):
         error = AGENT_KILLED
     # It is unknown which stream made the process crash, and no stream is given up because of another.
-    stopped_for = WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
+    stopped_for = ENDED_WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
     _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
 
 
@@ -85,8 +85,8 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 def _kill_reason(folder: Path, launch: Launch) -> str:
     """Return why a killed process ended. Includes the first error or the last warning in its log, if there is one."""
     request = _stop_request(folder, launch.id)
-    how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED
-    warning = _last_warning(folder, launch)
+    how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED_BY_OTHERS
+    warning = _first_error_or_last_warning(folder, launch)
     return f"{how}. {warning}" if warning else how
 
 
@@ -94,13 +94,13 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
     """Return the error in the writer's last heartbeat or, if it has none, from its log. None if neither has one."""
     if heartbeat is not None and heartbeat.error is not None:
         return heartbeat.error
-    warning = _last_warning(folder, launch)
-    return f"{UNSEEN}. {warning}" if warning else None
+    warning = _first_error_or_last_warning(folder, launch)
+    return f"{ENDED_WITHOUT_RECORD}. {warning}" if warning else None
 
 
-def _last_warning(folder: Path, launch: Launch) -> str | None:
+def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
     """Return the first error in the log or, if it has none, the last warning. None for a hosted writer."""
-    if launch.kind is LaunchKind.HOSTED:  # see `_end_of_log`
+    if launch.kind is LaunchKind.HOSTED:  # see `_last_log_error`
         return None
     if error := first_error(folder):
         return f"Its first error: {error}"
@@ -108,7 +108,7 @@ def _last_warning(folder: Path, launch: Launch) -> str | None:
     return f"Its last warning: {warning}" if warning else None
 
 
-def _end_of_log(folder: Path, launch: Launch) -> str | None:
+def _last_log_error(folder: Path, launch: Launch) -> str | None:
     """Return the last error in the log. None for a hosted writer: its application's log also covers other streams."""
     return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
 

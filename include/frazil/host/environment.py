@@ -23,7 +23,7 @@ NAMES = frozenset(
 """Names of variables that are passed on to writers."""
 
 
-def writer_environment(
+def build_writer_environment(
     referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
     """Return the complete environment of a writer application.

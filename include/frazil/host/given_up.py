@@ -72,7 +72,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
     write_notes(folder, dataclasses.replace(read_notes(folder), given_up=given_up))
 
 
-def active_given_up(stream: str, observation: Observation) -> GivenUp | None:
+def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
     """Return the record that the supervisor gave up, if no writer has started on this host since; otherwise None.
 
     Raises OSError, ValueError and TypeError for an unreadable run folder.

@@ -29,9 +29,9 @@ from frazil.host.agents import ask_agent_to_kill
 from frazil.host.endings import read_heartbeat, record_exit, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.lock import INHERITED_LOCK, WriterLock, read_launch
-from frazil.host.processes import end_group, is_alive, kill_group, mark, terminate
+from frazil.host.processes import end_group, identify_process, is_alive, kill_group, terminate
 from frazil.host.records import Launch, LaunchKind, read_exits
-from frazil.host.writer_log import LOG_FILE, read_lines, redirect, rotate
+from frazil.host.writer_log import LOG_FILE, read_lines, redirect_output, rotate_log
 
 LAUNCH_TIMEOUT_S = 60
 """Maximum time (s) in which the parent process must report whether the writer runs."""
@@ -80,7 +80,7 @@ class LocalLauncher(Launcher):
         launch = read_launch(self.folder)
         if launch is None:
             return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
-        state = _state(launch)
+        state = _process_state(launch)
         # Read after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
         if _is_unrecorded(launch, state) and not any(e.launch_id == launch.id for e in exits):
@@ -128,7 +128,7 @@ class LocalLauncher(Launcher):
         ]
 
 
-def _state(launch: Launch) -> ProcessState:
+def _process_state(launch: Launch) -> ProcessState:
     """Return the state of the launch's process."""
     if not is_alive(launch.writer) and not is_alive(launch.parent):
         return ProcessState.ENDED
@@ -146,7 +146,7 @@ def _is_unrecorded(launch: Launch, state: ProcessState) -> bool:
 
 STARTED = b"started"
 """What the detached process sends to the caller when the writer runs."""
-CANNOT_START = 127
+CANNOT_START_CODE = 127
 """Exit code that is recorded if the command cannot be started, as in a shell."""
 GROUP_END_TIMEOUT_S = 5.0
 """Time (s) that the writer's JVM and Python workers have to end after the writer, before they are killed."""
@@ -154,7 +154,7 @@ GROUP_END_TIMEOUT_S = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the lock and start the writer in a detached process. Returns the exit code for the caller."""
-    options = _parser().parse_args(arguments)
+    options = _argument_parser().parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
         lock_fd = lock.acquire()
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--launch-id", required=True)
@@ -198,20 +198,20 @@ def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int
         generation=options.generation,
         application=options.folder.name,
         streams=tuple(options.streams),
-        parent=mark(os.getpid()),
+        parent=identify_process(os.getpid()),
     )
     lock.record(launch)
-    rotate(options.folder)
-    redirect(options.folder / LOG_FILE)
+    rotate_log(options.folder)
+    redirect_output(options.folder / LOG_FILE)
     try:
         writer = _start(options.command, lock_fd)
     except OSError as error:
         problem = f"cannot start the writer's command {options.command[0]}: {error.strerror}"
         print(problem, file=sys.stderr, flush=True)
-        record_exit(options.folder, launch, code=CANNOT_START, ended_at_ms=clock.now_ms())
+        record_exit(options.folder, launch, code=CANNOT_START_CODE, ended_at_ms=clock.now_ms())
         os.write(write_end, problem.encode())
         return 1
-    lock.record(dataclasses.replace(launch, writer=mark(writer.pid)))
+    lock.record(dataclasses.replace(launch, writer=identify_process(writer.pid)))
     os.write(write_end, STARTED)
     os.close(write_end)
     code = writer.wait()

@@ -19,7 +19,7 @@ from types import TracebackType
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
 
 LOCK_FILE = "lock"
@@ -120,7 +120,7 @@ class WriterLock:
             id=uuid.uuid4().hex,
             kind=LaunchKind.FOREGROUND,
             launched_at_ms=clock.now_ms(),
-            writer=mark(os.getpid()),
+            writer=identify_process(os.getpid()),
             application=self._path.parent.name,
             streams=self._streams,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from frazil import installed
 from frazil.home import home
 from frazil.host.json_file import read_json, replace_json
-from frazil.host.processes import is_alive, mark
+from frazil.host.processes import identify_process, is_alive
 from frazil.host.records import ProcessMark
 
 
@@ -32,24 +32,24 @@ class PageServer:
     @property
     def is_outdated(self) -> bool:
         """Whether the files of the package have changed since the process imported it."""
-        return installed.fingerprint(Path(self.folder)) != self.files
+        return installed.hash_files(Path(self.folder)) != self.files
 
 
-def register() -> None:
+def register_page_server() -> None:
     """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
-    own = PageServer(mark(os.getpid()), str(installed.FOLDER), installed.fingerprint(installed.FOLDER))
-    for file, server in _records():
+    own = PageServer(identify_process(os.getpid()), str(installed.FOLDER), installed.hash_files(installed.FOLDER))
+    for file, server in _read_records():
         if server is None or not is_alive(server.process):
             file.unlink(missing_ok=True)
     replace_json(_folder() / f"{socket.gethostname()}-{own.process.pid}.json", asdict(own))
 
 
-def running_servers() -> list[PageServer]:
+def list_running_servers() -> list[PageServer]:
     """Return the processes of this host that serve the page now. Raises OSError."""
-    return [server for _, server in _records() if server is not None and is_alive(server.process)]
+    return [server for _, server in _read_records() if server is not None and is_alive(server.process)]
 
 
-def _records() -> Iterator[tuple[Path, PageServer | None]]:
+def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
     """Yield this host's record files, each with its record; None for a record that cannot be parsed."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:

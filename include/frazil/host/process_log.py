@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from frazil.errors import FrazilError
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -19,7 +19,7 @@ class SafeFormatter(logging.Formatter):
     """Escapes terminal control characters in log lines, which may contain strings from users and records."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return safe(super().format(record))
+        return escape_unsafe(super().format(record))
 
 
 def log_to_stderr(*, with_threads: bool = False) -> None:
@@ -38,5 +38,5 @@ def exit_on_error() -> Iterator[None]:
     try:
         yield
     except FrazilError as error:
-        print(safe(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        print(escape_unsafe(f"{type(error).__name__}: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)

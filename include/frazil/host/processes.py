@@ -17,7 +17,7 @@ corrected.
 """
 
 
-def mark(pid: int) -> ProcessMark:
+def identify_process(pid: int) -> ProcessMark:
     """Return what identifies a running process: its pid and start time. Raises psutil.NoSuchProcess."""
     return ProcessMark(pid, psutil.Process(pid).create_time())
 
@@ -69,14 +69,14 @@ def end_group(group: int, *, timeout_s: float, ask: bool = False) -> None:
     if ask:
         _signal_group(group, signal.SIGTERM)
     deadline_s = time.monotonic() + timeout_s
-    while _group_runs(group):
+    while _is_group_running(group):
         if time.monotonic() > deadline_s:
             _signal_group(group, signal.SIGKILL)
             return
         time.sleep(0.1)
 
 
-def _group_runs(group: int) -> bool:
+def _is_group_running(group: int) -> bool:
     """Return whether a process of the group runs. Zombies do not count: in a container, they may never be reaped."""
     for process in psutil.process_iter():
         try:

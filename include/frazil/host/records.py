@@ -118,7 +118,7 @@ class GivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Notes:
+class SupervisorNotes:
     """The state of a supervisor that the next supervisor needs."""
 
     stop: StopRequest | None = None
@@ -128,7 +128,7 @@ class Notes:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class SupervisionTimes:
     """When supervisors were last active on this host, and the last gap in supervision. Times are 0 without a record."""
 
     last_ms: int = 0
@@ -138,24 +138,24 @@ class Watch:
     returned_at_ms: int = 0
     """When the last gap in supervision ended."""
 
-    def record_step(self, now_ms: int, *, gap_ms: int) -> Watch:
+    def record_step(self, now_ms: int, *, gap_ms: int) -> SupervisionTimes:
         """Return the record after a supervisor's step at `now_ms`. A clock that was set back does not count as a
         gap.
         """
         if now_ms - self.last_ms > gap_ms:
-            return Watch(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
+            return SupervisionTimes(now_ms, away_since_ms=self.last_ms, returned_at_ms=now_ms)
         return dataclasses.replace(self, last_ms=now_ms)
 
 
-def read_watch(folder: Path) -> Watch:
+def read_supervision_times(folder: Path) -> SupervisionTimes:
     """Return the folder's record of supervision; an empty record if it is missing or cannot be parsed."""
     try:
-        return Watch(**(read_json(folder / WATCH_FILE) or {}))
+        return SupervisionTimes(**(read_json(folder / WATCH_FILE) or {}))
     except (ValueError, TypeError):
-        return Watch()
+        return SupervisionTimes()
 
 
-def write_watch(folder: Path, watch: Watch) -> None:
+def write_supervision_times(folder: Path, watch: SupervisionTimes) -> None:
     replace_json(folder / WATCH_FILE, dataclasses.asdict(watch))
 
 
@@ -174,15 +174,15 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
     replace_json(folder / EXITS_FILE, [dataclasses.asdict(e) for e in (*worked, *exits[-MAX_EXITS:])])
 
 
-def read_notes(folder: Path) -> Notes:
+def read_notes(folder: Path) -> SupervisorNotes:
     """Return the supervisor's notes; empty notes if there are none."""
     raw = read_json(folder / SUPERVISOR_FILE) or {}
-    return Notes(
+    return SupervisorNotes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,
         given_up=GivenUp(**raw["given_up"]) if raw.get("given_up") else None,
         cleared=raw.get("cleared"),
     )
 
 
-def write_notes(folder: Path, notes: Notes) -> None:
+def write_notes(folder: Path, notes: SupervisorNotes) -> None:
     replace_json(folder / SUPERVISOR_FILE, dataclasses.asdict(notes))

@@ -21,7 +21,7 @@ MAX_LOGS = 5
 """Maximum number of older logs to keep."""
 MAX_LOG_BYTES = 64 * 1024**2
 """The size at which a log is full."""
-CONTINUES = f"... earlier lines are in {LOG_FILE}.1"
+TRUNCATED_LINE = f"... earlier lines are in {LOG_FILE}.1"
 """The first line of a log that was truncated."""
 MAX_ERROR_LINES = 5
 """Maximum number of lines that an error quotes from the log."""
@@ -29,23 +29,23 @@ MAX_ERROR_CHARACTERS = 2000
 """Maximum number of characters that an error quotes from the log."""
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 """Maps the level names of frazil and Spark to `logging` levels."""
-_LEVEL = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
+_LEVEL_PATTERN = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
 """Matches the beginning of a log line of frazil or Spark: date, time and level."""
-_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
+_STACK_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
 """Matches a line of a Java stack trace, which is useless without the beginning of the trace."""
-_HARMLESS = re.compile(r"Unable to load native-hadoop library")
+_IGNORED_WARNING = re.compile(r"Unable to load native-hadoop library")
 """Matches warnings that every Spark session logs, and that never explain why a writer ended."""
 _OMITTED = "... "
 """The beginning of a line that says how much was omitted."""
 _COPY_BLOCK_BYTES = 1024**2
 
 
-def rotate(folder: Path) -> None:
+def rotate_log(folder: Path) -> None:
     """Rename the last launch's log to `writer.log.1`, and older logs to higher numbers. Keeps five older logs."""
-    _shift(folder, LOG_FILE)
+    _shift_logs(folder, LOG_FILE)
 
 
-def _shift(folder: Path, newest: str) -> None:
+def _shift_logs(folder: Path, newest: str) -> None:
     """Rename the log `newest` to number 1, and each older log to the next number."""
     names = [newest, *(f"{LOG_FILE}.{n}" for n in range(1, MAX_LOGS + 1))]
     for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
@@ -53,7 +53,7 @@ def _shift(folder: Path, newest: str) -> None:
             (folder / newer).replace(folder / older)
 
 
-def rotate_full(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
+def rotate_full_log(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
     """If the log is full, copy it to `writer.log.1` and truncate it while other processes write to it.
 
     Returns whether it was full. Only lines written in the microseconds before the truncation are lost or incomplete. If
@@ -72,14 +72,14 @@ def rotate_full(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
         except OSError:
             copy.unlink(missing_ok=True)
             raise
-        _shift(folder, copy.name)
+        _shift_logs(folder, copy.name)
         _copy_rest(full, to)
         full.truncate(0)
         to.seek(max(to.tell() - 1, 0))
         if to.read(1) not in (b"", b"\n"):  # end the incomplete last line
             to.write(b"\n")
     with log.open("a") as emptied:
-        emptied.write(f"{CONTINUES}\n")
+        emptied.write(f"{TRUNCATED_LINE}\n")
     return True
 
 
@@ -88,7 +88,7 @@ def _copy_rest(source: FileIO, to: FileIO) -> None:
         to.write(data)
 
 
-def redirect(log: Path) -> None:
+def redirect_output(log: Path) -> None:
     """Redirect the output of this process and its children to the log file, and their input to an empty file."""
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
@@ -137,43 +137,45 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
     return tuple(lines), start + skipped + len(whole)
 
 
-def with_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
+def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
     """Yield each line with its `logging` level.
 
     A line without a level, as in a traceback, has the level of the previous line. `level` is the level of first lines
     without one.
     """
     for line in lines:
-        if found := _LEVEL.match(line):
+        if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]
         yield level, line
 
 
 def first_error(folder: Path) -> str | None:
     """Return the first error in the last part of the log, which usually caused the others; None if there is none."""
-    lines = _levelled(folder, min_level=logging.ERROR)
+    lines = _last_lines_of_level(folder, min_level=logging.ERROR)
     return "\n".join(lines[:MAX_ERROR_LINES])[:MAX_ERROR_CHARACTERS] or None
 
 
 def last_error(folder: Path, *, min_level: int = logging.NOTSET) -> str | None:
     """Return the log's last lines of `min_level` or above, which usually explain a crash; None if there are none."""
-    return "\n".join(_levelled(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
+    return (
+        "\n".join(_last_lines_of_level(folder, min_level=min_level)[-MAX_ERROR_LINES:])[-MAX_ERROR_CHARACTERS:] or None
+    )
 
 
-def _levelled(folder: Path, *, min_level: int) -> list[str]:
+def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
     """Return the log's last lines of `min_level` or above, except those that every Spark session logs.
 
     If `min_level` is set, lines of stack traces are omitted, too.
     """
     lines = _last_lines(folder / LOG_FILE)
-    if CONTINUES in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
-        lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != CONTINUES)]
+    if TRUNCATED_LINE in lines[:MAX_ERROR_LINES]:  # few lines since it was truncated
+        lines = [*_last_lines(folder / f"{LOG_FILE}.1"), *(line for line in lines if line != TRUNCATED_LINE)]
     # A shortened log may begin within a traceback; a complete log begins with messages of Java and Spark.
     is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if is_shortened else logging.INFO
-    found = with_levels(lines[is_shortened:], level=first)
-    lines = [line for level, line in found if level >= min_level and not _HARMLESS.search(line)]
-    return [line for line in lines if not (min_level and _FRAME.match(line))]
+    found = parse_levels(lines[is_shortened:], level=first)
+    lines = [line for level, line in found if level >= min_level and not _IGNORED_WARNING.search(line)]
+    return [line for line in lines if not (min_level and _STACK_FRAME.match(line))]
 
 
 def _last_lines(log: Path) -> list[str]:

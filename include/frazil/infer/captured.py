@@ -8,18 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frazil.infer.columns import Column, columns_of
-from frazil.infer.encoding import MIN_SHARE, Encoding
-from frazil.infer.observed import observe
+from frazil.infer.columns import ProposedColumn, propose_columns
+from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding
+from frazil.infer.observed import collect_statistics
 from frazil.infer.sample import Sample
 from frazil.spec.formats import POSITION, Envelope, JsonFormat
-from frazil.spec.upsert import UNKEYED
+from frazil.spec.upsert import UNKEYABLE_TYPES
 
-ENVELOPE = frozenset({"before", "after", "source", "op"})
+ENVELOPE_KEYS = frozenset({"before", "after", "source", "op"})
 """Keys of a Debezium event."""
-_OPS = frozenset("crudtm")
+_OPERATIONS = frozenset("crudtm")
 """Debezium's codes of operations, as in an event's `op`."""
-_LOGS = ({"lsn"}, {"file", "pos"})
+_POSITION_FIELDS = ({"lsn"}, {"file", "pos"})
 """Fields of `source` that store the position in the source's log, for PostgreSQL and for MySQL. The position orders
 events.
 """
@@ -31,7 +31,7 @@ _PLACEHOLDER = Envelope().unavailable
 class CapturedTable:
     """The columns and key of a source database's table, derived from its change events."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[ProposedColumn, ...]
     """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
     key: tuple[str, ...]
     is_guess: bool
@@ -44,42 +44,46 @@ class CapturedTable:
     """Column with the commit time in the source; None if not all events have one."""
 
 
-def derive_captured(sample: Sample, encoding: Encoding) -> CapturedTable | None:
+def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable | None:
     """Return the columns and the key of the source's table, if most records are Debezium events in JSON.
 
     Returns None if they are not, or if no column can be a key.
     """
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
-    events = [event for event in map(unwrapped, encoding.records) if _is_event(event)]
-    if not events or len(events) < MIN_SHARE * len(encoding.records):
+    events = [event for event in map(unwrap_event, encoding.records) if _is_event(event)]
+    if not events or len(events) < MIN_FORMAT_SHARE * len(encoding.records):
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = columns_of(observe(rows), timestamps_ms=stamps)
-    able = [column.name for column in columns if column.type and "<" not in column.type and column.type not in UNKEYED]
-    key = _key(sample, able)
+    columns = propose_columns(collect_statistics(rows), timestamps_ms=stamps)
+    able = [
+        column.name
+        for column in columns
+        if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
+    ]
+    key = _find_key(sample, able)
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
     if not guessed:
         return None
-    of_rows = tuple(_as_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
-    return _with_metadata(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
+    of_rows = tuple(_to_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    return _add_metadata_columns(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 
 
-def _with_metadata(
-    columns: tuple[Column, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
+def _add_metadata_columns(
+    columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
     """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
-    if all(any(all(source.get(name) is not None for name in log) for log in _LOGS) for source in sources):
+    if all(any(all(source.get(name) is not None for name in log) for log in _POSITION_FIELDS) for source in sources):
         metadata[place] = POSITION
-        added.append(Column(place, "string", remark="later events in the source's log have greater values"))
+        added.append(ProposedColumn(place, "string", remark="later events in the source's log have greater values"))
     if all(type(source.get("ts_ms")) is int for source in sources):
         metadata[committed_at] = "source.ts_ms"
-        added.append(Column(committed_at, "timestamptz", unit="ms"))
+        added.append(ProposedColumn(committed_at, "timestamptz", unit="ms"))
     return CapturedTable(
         (*columns, *added),
         key,
@@ -90,7 +94,7 @@ def _with_metadata(
     )
 
 
-def unwrapped(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def unwrap_event(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the payload if Kafka Connect wrapped the value in `{schema, payload}`; otherwise the value itself."""
     payload = value.get("payload")
     return payload if value.keys() == {"schema", "payload"} and isinstance(payload, dict) else value
@@ -100,30 +104,30 @@ def _is_event(value: Mapping[str, Any]) -> bool:
     """Return whether a value has the form of a Debezium event."""
     states = [value.get("before"), value.get("after")]
     op = value.get("op")
-    is_change = isinstance(op, str) and op in _OPS and isinstance(value.get("source"), dict)
+    is_change = isinstance(op, str) and op in _OPERATIONS and isinstance(value.get("source"), dict)
     return is_change and all(state is None or isinstance(state, dict) for state in states)
 
 
-def _key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
+def _find_key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
     """Return the most frequent combination of field names in record keys.
 
     Returns an empty tuple if one of them is not in `able`, the columns that can be part of a key.
     """
-    names = Counter(tuple(found) for record in sample.records if (found := _object(record.key)))
+    names = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
     limit = names.most_common(1)[0][0] if names else ()
     return limit if set(limit) <= set(able) else ()
 
 
-def _object(key: bytes | None) -> Mapping[str, Any] | None:
+def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
     """Return a record key as a mapping; None if it is not a JSON object."""
     try:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
         return None
-    return unwrapped(found) if isinstance(found, dict) else None
+    return unwrap_event(found) if isinstance(found, dict) else None
 
 
-def _as_key_column(column: Column) -> Column:
+def _to_key_column(column: ProposedColumn) -> ProposedColumn:
     """Return the column as part of a key: required, and `long` instead of `int`, because ids grow."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 

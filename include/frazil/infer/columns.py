@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
 
-from frazil.infer.observed import MAX_DISTINCT, Observed
-from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
+from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """Minimum number of sampled records for proposing a column as required. All of them must have a value."""
-MAX_INT = 2**30
+MIN_LONG_MAGNITUDE = 2**30
 """Columns with numbers of this magnitude or larger are proposed as `long`, although an `int` column can become `long`
 later.
 """
@@ -26,9 +26,9 @@ MAX_ODD_CHARACTERS = 40
 """Maximum number of characters shown of an odd string, one that does not fit the type of the others."""
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
-MIN_SHARE_OF_OTHERS = 10
+MIN_VALUES_PER_OTHER_VALUE = 10
 """A column gets a type only if at most one in this many values has another type."""
-MAX_DISTANCE_S = 400 * 86_400.0
+MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers whose distance from Kafka's timestamps is at most this (s) count as times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -43,7 +43,7 @@ _TIME_NAMES = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ProposedColumn:
     """A proposed column, or a field that cannot be a column: then its type is None."""
 
     name: str
@@ -57,51 +57,51 @@ class Column:
     distinct: int | None = None
     """Number of distinct values in the sample; None if it is too large, unknown or irrelevant."""
     is_time: bool = False
-    near_s: float = float("inf")
+    distance_s: float = float("inf")
     """Distance (s) between the middle of the column's times and the median of Kafka's timestamps; infinite if
     unknown.
     """
 
 
-def columns_of(whole: Observed, *, timestamps_ms: Sequence[int]) -> tuple[Column, ...]:
+def propose_columns(whole: FieldStatistics, *, timestamps_ms: Sequence[int]) -> tuple[ProposedColumn, ...]:
     """Propose a column for each field of the sampled records, in the order in which the fields first appeared.
 
     A field that cannot be a column is returned without a type.
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
-    found: list[Column] = []
+    found: list[ProposedColumn] = []
     before: dict[str, str] = {}
     for name, observed in whole.fields.items():
-        if reason := column_problem(name, before):
-            found.append(Column(name, None, remark=reason))
+        if reason := find_column_problem(name, before):
+            found.append(ProposedColumn(name, None, remark=reason))
         else:
             before[name.lower()] = name
-            found.append(_column(name, observed, sampled, middle_s))
+            found.append(_propose_column(name, observed, sampled, middle_s))
     return tuple(found)
 
 
-def event_times(columns: Sequence[Column]) -> list[Column]:
+def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
     """Return the columns that may be the event time, most likely first."""
     times = [column for column in columns if column.is_time]
-    return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.near_s))
+    return sorted(times, key=lambda c: (not _TIME_NAMES.search(c.name), not c.required, c.distance_s))
 
 
-def column_problem(name: str, before: Mapping[str, str]) -> str:
+def find_column_problem(name: str, before: Mapping[str, str]) -> str:
     """Return why a field cannot be a column; empty if it can. `before` has the earlier columns by lower-case name."""
     if not name or set(name) & set('."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
     if name.lower() in RESERVED:
         return "frazil adds a column with this name"
     if name.lower() in METADATA_COLUMNS:
-        return OF_ICEBERG
+        return METADATA_COLUMN_PROBLEM
     same = before.get(name.lower())
     return f"differs from {same} only by case" if same else ""
 
 
-def _column(name: str, observed: Observed, sampled: int, middle_s: float | None) -> Column:
-    unit = _unit(name, observed, middle_s)
-    of_one_type = "timestamptz" if unit else _type(observed)
+def _propose_column(name: str, observed: FieldStatistics, sampled: int, middle_s: float | None) -> ProposedColumn:
+    unit = _guess_unit(name, observed, middle_s)
+    of_one_type = "timestamptz" if unit else _guess_type(observed)
     kind = of_one_type or "string"
     is_time = kind in {"timestamptz", "timestamp"}
     is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
@@ -111,11 +111,11 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
         remarks.append("only null was seen")
     elif absent:
         remarks.append(f"absent in {absent / sampled:.1%}")
-    inside = list(_guess_remarks(observed, ""))
+    inside = list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
         remarks.append("and more remarks of this kind")
-    return Column(
+    return ProposedColumn(
         name,
         kind,
         required=not absent and (not observed.others or of_one_type is None) and sampled >= MIN_RECORDS_FOR_REQUIRED,
@@ -124,11 +124,11 @@ def _column(name: str, observed: Observed, sampled: int, middle_s: float | None)
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
         is_time=is_time,
-        near_s=_distance_s(observed, unit, middle_s) if is_time else float("inf"),
+        distance_s=_measure_distance_s(observed, unit, middle_s) if is_time else float("inf"),
     )
 
 
-def _guess_remarks(observed: Observed, path: str) -> Iterator[str]:
+def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
     """Yield a remark for each type that is a guess: some values have a different type, or no value shows the type."""
     where = f"{path}: " if path else ""
     if observed.others:
@@ -142,21 +142,21 @@ def _guess_remarks(observed: Observed, path: str) -> Iterator[str]:
             yield f"{where}only null was seen"
     elif observed.kind == "array" and observed.elements is not None:
         if observed.elements.kinds:
-            yield from _guess_remarks(observed.elements, f"{path}[]")
+            yield from _describe_guesses(observed.elements, f"{path}[]")
         else:
             yield f"{where}only empty lists were seen"
     elif observed.kind == "object":
         if not observed.fields:
             yield f"{where}only empty objects were seen"
-        is_struct = (_object_type(observed) or "").startswith(
+        is_struct = (_guess_object_type(observed) or "").startswith(
             "struct"
         )  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
-            if not column_problem(name, {}):
-                yield from _guess_remarks(field, f"{path}.{name}" if path else name)
+            if not find_column_problem(name, {}):
+                yield from _describe_guesses(field, f"{path}.{name}" if path else name)
 
 
-def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
+def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
     """Return the unit of a field whose integers are times since 1970; None if they are not times.
 
     All times must be in this century. The field's name must suggest a time, or the times must be close to Kafka's
@@ -166,12 +166,12 @@ def _unit(name: str, observed: Observed, middle_s: float | None) -> str | None:
         return None
     for unit, factor in _UNITS.items():
         if _FIRST_S * factor <= observed.lowest and observed.highest < _LAST_S * factor:
-            near = _distance_s(observed, unit, middle_s) <= MAX_DISTANCE_S and unit != "s"
+            near = _measure_distance_s(observed, unit, middle_s) <= MAX_KAFKA_TIME_DISTANCE_S and unit != "s"
             return unit if near or _TIME_NAMES.search(name) else None
     return None
 
 
-def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) -> float:
+def _measure_distance_s(observed: FieldStatistics, unit: str | None, middle_s: float | None) -> float:
     """Return the distance (s) between the middle of a field's times and the middle of Kafka's timestamps; infinite if
     unknown.
     """
@@ -182,42 +182,42 @@ def _distance_s(observed: Observed, unit: str | None, middle_s: float | None) ->
     return abs(sum(m.timestamp() for m in observed.moments) / 2 - middle_s) if observed.moments else float("inf")
 
 
-def _type(observed: Observed) -> str | None:
+def _guess_type(observed: FieldStatistics) -> str | None:
     """Return the type of a field's values; None if too many of them have a different type."""
-    if observed.others * MIN_SHARE_OF_OTHERS > observed.present:
+    if observed.others * MIN_VALUES_PER_OTHER_VALUE > observed.present:
         return None
     simple = {"boolean": "boolean", "float": "double"}
     match observed.kind:
         case "int":
-            return _integer_type(observed)
+            return _guess_integer_type(observed)
         case "object":
-            return _object_type(observed)
+            return _guess_object_type(observed)
         case "array":
-            element = _type(observed.elements or Observed())
+            element = _guess_type(observed.elements or FieldStatistics())
             return None if element is None else f"list<{element}>"
         case "text":
-            return _text_type(observed)
+            return _guess_text_type(observed)
         case kind:
             return simple.get(kind or "", "string")
 
 
-def _integer_type(observed: Observed) -> str:
-    if observed.lowest >= -MAX_INT and observed.highest < MAX_INT:
+def _guess_integer_type(observed: FieldStatistics) -> str:
+    if observed.lowest >= -MIN_LONG_MAGNITUDE and observed.highest < MIN_LONG_MAGNITUDE:
         return "int"
     return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
 
-def _text_type(observed: Observed) -> str:
+def _guess_text_type(observed: FieldStatistics) -> str:
     if observed.shape == "decimal":
         whole, fraction = observed.digits
         return f"decimal({min(38, whole + fraction + 6)}, {fraction})"
     return observed.shape or "string"
 
 
-def _object_type(observed: Observed) -> str | None:
+def _guess_object_type(observed: FieldStatistics) -> str | None:
     """Return a struct or map type for a field's objects; None if neither fits."""
-    types = {name: _type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
-    inner = [name for name in types if not column_problem(name, {})]
+    types = {name: _guess_type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
+    inner = [name for name in types if not find_column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}
     a_record = sum(field.kinds.total() for field in observed.fields.values()) / max(1, observed.kinds["object"])
     many = len(observed.fields) >= MIN_MAP_FIELDS and a_record <= len(observed.fields) / 4

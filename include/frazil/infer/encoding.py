@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from frazil.errors import SpecError
-from frazil.infer.registered import Registered
+from frazil.infer.registered import RegisteredSchemas
 from frazil.infer.sample import Sample
-from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, format_of
+from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, parse_format
 
-MIN_SHARE = 0.5
+MIN_FORMAT_SHARE = 0.5
 """Minimum share of the values that must fit a format."""
 _DELIMITERS = ",;\t|"
 """Delimiters that are tried, in this order."""
@@ -29,7 +29,7 @@ class Encoding:
     """The decoded records; empty for formats whose values are not decoded here."""
 
 
-def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding:
+def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> Encoding:
     """Return the format that most values in the sample fit. `written` has the schemas that a registry has for the
     topic.
 
@@ -37,7 +37,7 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
     given.
     """
     if written is not None and written.is_framed and written.type != "JSON":
-        return _by_schema(sample, written)
+        return _find_registered_encoding(sample, written)
     values = [record.value for record in sample.records if record.value]
     if not values and written is not None:
         return Encoding(JsonFormat(framing="confluent", registry=written.registry), ())
@@ -46,20 +46,20 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
             f"the topic {sample.topic} has no record with a value to infer from; produce some, or write the file "
             "by hand"
         )
-    needed = MIN_SHARE * len(values)
+    needed = MIN_FORMAT_SHARE * len(values)
     for plain, parts in (
         ("json", values),
         ({"type": "json", "framing": "confluent"}, [v[5:] for v in values if v[0] == 0 and len(v) > 5]),
     ):
-        objects = [found for part in parts if (found := _object(part)) is not None]
+        objects = [found for part in parts if (found := _parse_object(part)) is not None]
         if len(objects) >= needed:
-            found_format = format_of(plain)
+            found_format = parse_format(plain)
             if isinstance(found_format, JsonFormat) and written is not None and written.type == "JSON":
                 found_format = found_format.model_copy(update={"registry": written.registry})
             return Encoding(found_format, tuple(objects))
-    several = [lines for value in values if (lines := _objects(value)) is not None]
+    several = [lines for value in values if (lines := _parse_objects(value)) is not None]
     if len(several) >= needed:
-        return Encoding(format_of({"type": "json", "lines": True}), tuple(one for lines in several for one in lines))
+        return Encoding(parse_format({"type": "json", "lines": True}), tuple(one for lines in several for one in lines))
     framed = [value for value in values if value[0] == 0 and len(value) > 5]
     ids = Counter(int.from_bytes(value[1:5]) for value in framed)
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
@@ -67,13 +67,13 @@ def find_encoding(sample: Sample, written: Registered | None = None) -> Encoding
             f"the records of {sample.topic} begin with a zero byte and a schema id ({ids.most_common(1)[0][0]}): the "
             "registry with their schema was not given, or does not have this id. Set it with --registry"
         )
-    texts = [text for value in values if (text := _text(value)) is not None]
+    texts = [text for value in values if (text := _decode_text(value)) is not None]
     if len(texts) >= needed:
-        return _lines(texts) or Encoding(format_of("string"), tuple({"value": text} for text in texts))
-    return Encoding(format_of("bytes"), ())
+        return _parse_lines(texts) or Encoding(parse_format("string"), tuple({"value": text} for text in texts))
+    return Encoding(parse_format("bytes"), ())
 
 
-def _by_schema(sample: Sample, written: Registered) -> Encoding:
+def _find_registered_encoding(sample: Sample, written: RegisteredSchemas) -> Encoding:
     """Return the encoding of values with a schema id. Raises SpecError unless their schemas are Avro."""
     if written.type != "AVRO":
         raise SpecError(
@@ -83,7 +83,7 @@ def _by_schema(sample: Sample, written: Registered) -> Encoding:
     return Encoding(AvroFormat(registry=written.registry), ())
 
 
-def _object(value: bytes) -> dict[str, Any] | None:
+def _parse_object(value: bytes) -> dict[str, Any] | None:
     """Parse a value as a JSON object; None if it is not one."""
     try:
         found = json.loads(value)
@@ -92,13 +92,13 @@ def _object(value: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _objects(value: bytes) -> list[dict[str, Any]] | None:
+def _parse_objects(value: bytes) -> list[dict[str, Any]] | None:
     """Parse a value with one JSON object per line; None if a line is not an object."""
-    found = [_object(line) for line in value.split(b"\n") if line.strip()]
+    found = [_parse_object(line) for line in value.split(b"\n") if line.strip()]
     return [one for one in found if one is not None] if found and None not in found else None
 
 
-def _text(value: bytes) -> str | None:
+def _decode_text(value: bytes) -> str | None:
     """Decode a value as printable UTF-8 text; None if it is not."""
     try:
         text = value.decode()
@@ -107,7 +107,7 @@ def _text(value: bytes) -> str | None:
     return text if text.rstrip("\r\n").isprintable() or "\t" in text else None
 
 
-def _lines(texts: Sequence[str]) -> Encoding | None:
+def _parse_lines(texts: Sequence[str]) -> Encoding | None:
     """Parse the texts as delimited lines; None unless more than 90% of them have the same number of fields, at least
     two.
     """
@@ -119,12 +119,14 @@ def _lines(texts: Sequence[str]) -> Encoding | None:
         fields, count = Counter(map(len, lines)).most_common(1)[0]
         if fields > 1 and count > 0.9 * len(texts):
             names = tuple(f"c{i}" for i in range(1, fields + 1))
-            records = tuple(dict(zip(names, map(_scalar, line), strict=True)) for line in lines if len(line) == fields)
+            records = tuple(
+                dict(zip(names, map(_parse_scalar, line), strict=True)) for line in lines if len(line) == fields
+            )
             return Encoding(CsvFormat(columns=names, delimiter=delimiter), records)
     return None
 
 
-def _scalar(field: str) -> object:
+def _parse_scalar(field: str) -> object:
     """Convert a field to None, a boolean, an integer or a float if it looks like one."""
     if not field:
         return None

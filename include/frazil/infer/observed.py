@@ -15,7 +15,7 @@ MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
 """Per this many texts, one odd text is ignored: the column gets the type that all others fit."""
-MAX_DEPTH = 32
+MAX_OBSERVED_DEPTH = 32
 """Values nested deeper than this are ignored."""
 
 _PATTERNS = {
@@ -31,7 +31,7 @@ _PATTERNS = {
 
 
 @dataclass(slots=True)
-class Observed:
+class FieldStatistics:
     """Statistics about all values of one field."""
 
     kinds: Counter[str] = field(default_factory=Counter)
@@ -49,9 +49,9 @@ class Observed:
     """The earliest and the latest time among the texts."""
     digits: tuple[int, int] = (0, 0)
     """Maximum number of digits before and after the decimal point, among texts that are decimals."""
-    fields: dict[str, Observed] = field(default_factory=dict)
+    fields: dict[str, FieldStatistics] = field(default_factory=dict)
     """Statistics about each field of the values that are objects."""
-    elements: Observed | None = None
+    elements: FieldStatistics | None = None
     """Statistics about the elements of the values that are arrays; None without arrays."""
 
     @property
@@ -100,12 +100,12 @@ class Observed:
                 self._add_text(value)
             case dict():
                 self.kinds["object"] += 1
-                for name, inner in value.items() if depth < MAX_DEPTH else ():
-                    self.fields.setdefault(name, Observed()).add(inner, depth + 1)
+                for name, inner in value.items() if depth < MAX_OBSERVED_DEPTH else ():
+                    self.fields.setdefault(name, FieldStatistics()).add(inner, depth + 1)
             case list():
                 self.kinds["array"] += 1
-                self.elements = self.elements or Observed()
-                for element in value if depth < MAX_DEPTH else ():
+                self.elements = self.elements or FieldStatistics()
+                for element in value if depth < MAX_OBSERVED_DEPTH else ():
                     self.elements.add(element, depth + 1)
         if isinstance(value, str | int) and len(self.distinct) < MAX_DISTINCT:
             self.distinct.add(value)
@@ -122,22 +122,22 @@ class Observed:
         self.shapes.update(found)
         for shape in _PATTERNS.keys() - found:
             self.odd.setdefault(shape, text)
-        if found & {"timestamptz", "timestamp", "date"} and (moment := _moment(text)) is not None:
+        if found & {"timestamptz", "timestamp", "date"} and (moment := _parse_utc(text)) is not None:
             self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
         if "decimal" in found:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))
 
 
-def observe(records: Iterable[dict[str, Any]]) -> Observed:
+def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
     """Return the combined statistics of the fields of all records."""
-    whole = Observed()
+    whole = FieldStatistics()
     for record in records:
         whole.add(record)
     return whole
 
 
-def _moment(text: str) -> datetime | None:
+def _parse_utc(text: str) -> datetime | None:
     """Parse a time, in UTC if it has no zone; None if it is invalid."""
     try:
         moment = parse_moment(text)

@@ -12,22 +12,22 @@ from typing import Any
 
 import yaml
 
-from frazil.infer.captured import ENVELOPE, CapturedTable, derive_captured, unwrapped
-from frazil.infer.columns import Column, columns_of, event_times
-from frazil.infer.encoding import MIN_SHARE, Encoding, find_encoding
-from frazil.infer.observed import observe
-from frazil.infer.registered import Registered, avro_columns, json_columns
+from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
+from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times
+from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
+from frazil.infer.observed import collect_statistics
+from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
 from frazil.infer.sample import Sample
-from frazil.ingest.beside_value import value_schema
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.key_header_columns import value_schema
 from frazil.spec import iceberg
-from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, plain_format
+from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, dump_format
 from frazil.spec.load import validate_stream
-from frazil.spec.units import counted, rounded_bytes
+from frazil.spec.units import format_count, format_rounded_bytes
 
 MIN_HOURLY_BYTES = 24 * 128 * 2**20
 """Minimum Parquet bytes per day for which hourly partitions are proposed. Below it, their files would be too small."""
@@ -35,20 +35,20 @@ MIN_DAILY_BYTES = 2**20
 """Minimum Parquet bytes per day for which daily partitions are proposed; below it, they are monthly."""
 MAX_SORT_COLUMN_VALUES = 1_000
 """Maximum number of distinct values of a column that is proposed for sorting."""
-COMMITS_A_DAY = 1440
+COMMITS_PER_DAY = 1440
 """Number of commits at the default interval of a minute."""
 TARGET_FILE_BYTES = 512 * 2**20
 """Size of a compacted file."""
-KAFKA_TIME = "kafka_timestamp"
+KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
 """Matches names that need no quotes in YAML, unless they are in `_WORDS`."""
-_WORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_YAML_KEYWORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 """Words that YAML may read as booleans or null."""
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class StreamNames:
     """The names that the user chose for the stream, and its brokers."""
 
     name: str
@@ -57,98 +57,100 @@ class Named:
     """Brokers to write to the file; None if `_defaults.yaml` has them."""
 
 
-def proposal(sample: Sample, named: Named, written: Registered | None = None) -> str:
+def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredSchemas | None = None) -> str:
     """Return a declaration in YAML that `frazil validate` accepts. `written` has the topic's schemas from a registry.
 
-    Raises RegistryUnavailable, and the SpecErrors of `find_encoding` and `avro_columns`.
+    Raises RegistryUnavailable, and the SpecErrors of `find_encoding` and `derive_avro_columns`.
     """
     encoding = find_encoding(sample, written)
-    if (rows := derive_captured(sample, encoding)) is not None:
-        return _render([*_upsert(sample, encoding, named, rows)], sample, _event_remarks(rows))
-    encoding = _without_wrapping(encoding)
-    columns = _columns(sample, encoding, written)
-    times = event_times(columns)
-    event_time = times[0].name if times else KAFKA_TIME
+    if (rows := derive_captured_table(sample, encoding)) is not None:
+        return _render([*_render_upsert(sample, encoding, named, rows)], sample, _describe_events(rows))
+    encoding = _unwrap_records(encoding)
+    columns = _propose_columns(sample, encoding, written)
+    times = rank_event_times(columns)
+    event_time = times[0].name if times else KAFKA_TIMESTAMP_COLUMN
     declared = [
         f"name: {named.name}",
-        *_source(sample, encoding, named),
+        *_render_source(sample, encoding, named),
         f"table: {named.table}",
         "schema:",
-        *map(_column_line, columns),
-        *_event_time(times),
-        *_layout(sample, columns, event_time),
+        *map(_render_column, columns),
+        *_render_event_time(times),
+        *_render_layout(sample, columns, event_time),
     ]
-    remarks = _registry_remarks(sample.topic, written, columns)
-    return _render(declared, sample, [*_wrapping_remarks(encoding), *remarks])
+    remarks = _describe_registry(sample.topic, written, columns)
+    return _render(declared, sample, [*_describe_wrapping(encoding), *remarks])
 
 
-def _without_wrapping(encoding: Encoding) -> Encoding:
+def _unwrap_records(encoding: Encoding) -> Encoding:
     """Replace the records by their payloads if Kafka Connect wrapped most of them in `{schema, payload}`."""
     if not isinstance(encoding.format, JsonFormat):
         return encoding
-    inside = [payload for record in encoding.records if (payload := unwrapped(record)) is not record]
-    if not inside or len(inside) < MIN_SHARE * len(encoding.records):
+    inside = [payload for record in encoding.records if (payload := unwrap_event(record)) is not record]
+    if not inside or len(inside) < MIN_FORMAT_SHARE * len(encoding.records):
         return encoding
     unwrapping = encoding.format.model_copy(update={"unwrap": "payload"})
     return Encoding(unwrapping, tuple(dict(payload) for payload in inside))
 
 
-def _wrapping_remarks(encoding: Encoding) -> Iterator[str]:
+def _describe_wrapping(encoding: Encoding) -> Iterator[str]:
     if isinstance(encoding.format, JsonFormat) and encoding.format.unwrap:
         yield "# Kafka Connect wraps these records in {schema, payload}: unwrap takes the columns from payload."
 
 
 def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
     """Return the file's text: comments about the sample and its dead letters, then the declaration."""
-    rejected = dead_letters(yaml.safe_load("\n".join(declared)), sample)
-    head = ["# yaml-language-server: $schema=stream.schema.json", *_head(sample, rejected, remarks)]
+    rejected = count_dead_letters(yaml.safe_load("\n".join(declared)), sample)
+    head = ["# yaml-language-server: $schema=stream.schema.json", *_render_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
 
 
-def _upsert(sample: Sample, encoding: Encoding, named: Named, rows: CapturedTable) -> Iterator[str]:
+def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
     """Yield the lines of a declaration for captured changes.
 
     Partitioning is not proposed: if a time partitioned the rows, an update could move a row to another partition.
     """
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
-    yield from _source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
+    yield from _render_source(sample, replace(encoding, format=enveloped), named, keys_in_envelope=True)
     yield f"table: {named.table}"
     yield "schema:"
-    yield from map(_column_line, rows.columns)
-    yield f"event-time: {rows.event_time or KAFKA_TIME}"
+    yield from map(_render_column, rows.columns)
+    yield f"event-time: {rows.event_time or KAFKA_TIMESTAMP_COLUMN}"
     yield "mode: upsert"
     guess = "    # a guess: the record keys do not show it" if rows.is_guess else ""
-    yield f"key: [{', '.join(map(_as_yaml, rows.key))}]{guess}"
+    yield f"key: [{', '.join(map(_format_name, rows.key))}]{guess}"
     if rows.order_by:
         yield f"order-by: {rows.order_by}"
 
 
-def _event_remarks(rows: CapturedTable) -> Iterator[str]:
-    yield "# These are Debezium's events. With mode: upsert and envelope: debezium, the table has the source table's rows."
+def _describe_events(rows: CapturedTable) -> Iterator[str]:
+    yield "# These are Debezium's events. With mode: upsert and envelope: debezium, the table has the source's rows."
     yield '# See "Capture changes of a database". Declare dates and times as such, although they arrive as numbers.'
     if rows.order_by is None:
         yield "# Not all events have a position in the source's log, so the last event in Kafka wins."
 
 
-def _columns(sample: Sample, encoding: Encoding, written: Registered | None) -> tuple[Column, ...]:
+def _propose_columns(
+    sample: Sample, encoding: Encoding, written: RegisteredSchemas | None
+) -> tuple[ProposedColumn, ...]:
     """Return the proposed columns, from a registry's schemas if it has them, and from the sampled values."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
-        return _with_units(avro_columns(written.schemas), sample, encoding)
+        return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
-        return (Column("value", "binary"),)
+        return (ProposedColumn("value", "binary"),)
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = columns_of(observe(encoding.records), timestamps_ms=stamps)
+    columns = propose_columns(collect_statistics(encoding.records), timestamps_ms=stamps)
     if written is not None and written.type == "JSON":
-        columns = json_columns(written.schemas, columns)
+        columns = derive_json_columns(written.schemas, columns)
     if isinstance(encoding.format, CsvFormat):  # its fields are texts already
         columns = tuple(replace(column, as_json=False) for column in columns)
     if any(column.type for column in columns):
         return columns
-    return (*columns, Column("value", "string", remark="no field of the records can be a column"))
+    return (*columns, ProposedColumn("value", "string", remark="no field of the records can be a column"))
 
 
-def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding) -> tuple[Column, ...]:
+def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
     """Complete the columns of an Avro schema with what the sampled values show.
 
     The values show which numbers and texts are times, and how many distinct values a column has.
@@ -158,78 +160,84 @@ def _with_units(columns: tuple[Column, ...], sample: Sample, encoding: Encoding)
         return columns
     declared = {
         "name": "sample",
-        "source": {"topics": sample.topic, "format": plain_format(encoding.format)},
+        "source": {"topics": sample.topic, "format": dump_format(encoding.format)},
         "table": "sample.sample",
         "schema": {name: c.type for name, c in open_to.items()},
-        "event-time": KAFKA_TIME,
+        "event-time": KAFKA_TIMESTAMP_COLUMN,
     }
     rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    seen = {c.name: c for c in columns_of(observe(rows), timestamps_ms=stamps)}
-    return tuple(_with_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
+    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=stamps)}
+    return tuple(_add_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
 
 
-def _with_unit(column: Column, seen: Column | None) -> Column:
+def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedColumn:
     if seen is None:
         return column
     if seen.unit is None:
         return replace(column, distinct=seen.distinct)
-    return replace(column, type=seen.type, unit=seen.unit, is_time=True, near_s=seen.near_s)
+    return replace(column, type=seen.type, unit=seen.unit, is_time=True, distance_s=seen.distance_s)
 
 
-def _registry_remarks(topic: str, written: Registered | None, columns: Sequence[Column]) -> Iterator[str]:
+def _describe_registry(
+    topic: str, written: RegisteredSchemas | None, columns: Sequence[ProposedColumn]
+) -> Iterator[str]:
     """Yield comments on the schemas that the registry has, and on Debezium's events among them."""
-    if {column.name for column in columns} >= ENVELOPE:
+    if {column.name for column in columns} >= ENVELOPE_KEYS:
         yield (
             "# These look like Debezium's events. To get their rows, declare mode: upsert, format.envelope: debezium, "
             "a key, and the fields of `after` as columns:"
         )
         yield '# see "Capture changes of a database".'
     if written is not None:
-        count_of = counted(len(written.schemas), "schema")
+        count_of = format_count(len(written.schemas), "schema")
         yield f"# The columns come from {count_of} ({written.type}): those of {topic}-value and of the sample's ids."
         if written.unknown:
-            yield f"# The registry does not have these schema ids of the sample: {', '.join(map(str, written.unknown[:8]))}."
+            unknown = ", ".join(map(str, written.unknown[:8]))
+        yield f"# The registry does not have these schema ids of the sample: {unknown}."
 
 
-def _head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
+def _render_head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
     count = len(sample.records)
-    yield f"# Proposed by frazil infer from {count:,} of about {sample.in_topic:,} records of {sample.topic}. Edit it."
+    total = f"about {sample.records_in_topic:,} records of {sample.topic}"
+    yield f"# Proposed by frazil infer from {count:,} of {total}. Edit it."
     yield from remarks
     if rejected:
         reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
         yield f"# As declared below, {rejected.total():,} of these {count:,} would be dead letters: {reasons}."
-    yield from _sizes(sample)
+    yield from _describe_sizes(sample)
 
 
-def _sizes(sample: Sample) -> Iterator[str]:
+def _describe_sizes(sample: Sample) -> Iterator[str]:
     """Yield comments on the volume per day: records, bytes and files."""
-    rate = sample.records_a_day
+    rate = sample.records_per_day
     if rate is None:
         yield "# The daily volume is unknown: Kafka's timestamps span less than a minute."
         return
-    size = rate * _record_bytes(sample)
+    size = rate * _average_value_bytes(sample)
     yield (
-        f"# About {rate:,.0f} records a day, {rounded_bytes(size)} as sent. As Parquet, perhaps a quarter: "
-        f"{rounded_bytes(size / 4)} a day,"
+        f"# About {rate:,.0f} records a day, {format_rounded_bytes(size)} as sent. As Parquet, perhaps a quarter: "
+        f"{format_rounded_bytes(size / 4)} a day,"
     )
-    committed = min(COMMITS_A_DAY, max(1, round(rate)))
+    committed = min(COMMITS_PER_DAY, max(1, round(rate)))
     compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
     yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
 
 
-def _record_bytes(sample: Sample) -> float:
+def _average_value_bytes(sample: Sample) -> float:
     """Return the average size of a sampled value in bytes."""
     return sum(len(record.value or b"") for record in sample.records) / len(sample.records)
 
 
-def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelope: bool = False) -> Iterator[str]:
+def _render_source(
+    sample: Sample, encoding: Encoding, named: StreamNames, *, keys_in_envelope: bool = False
+) -> Iterator[str]:
     """Yield the lines of `source`."""
     yield "source:"
     if named.bootstrap_servers:
-        yield f"  bootstrap-servers: {_quoted(named.bootstrap_servers)}"
-    yield f"  topics: [{_quoted(sample.topic)}]"
-    plain = plain_format(encoding.format)
+        yield f"  bootstrap-servers: {_quote(named.bootstrap_servers)}"
+    yield f"  topics: [{_quote(sample.topic)}]"
+    plain = dump_format(encoding.format)
     if isinstance(plain, dict):
         columns = plain.pop("columns", None)
         written = {**plain, **({"columns": columns} if columns else {})}
@@ -243,12 +251,12 @@ def _source(sample: Sample, encoding: Encoding, named: Named, *, keys_in_envelop
     names = Counter(name for record in sample.records for name in set(record.headers))
     if names:
         shown = ", ".join(name for name, _ in names.most_common(8))
-        yield f"  # headers: [{{name: …, column: …}}]    # seen: {_quoted(shown)}"
+        yield f"  # headers: [{{name: …, column: …}}]    # seen: {_quote(shown)}"
 
 
-def _column_line(column: Column) -> str:
+def _render_column(column: ProposedColumn) -> str:
     """Return the line of a column; a comment if the field cannot be a column."""
-    name = _as_yaml(column.name)
+    name = _format_name(column.name)
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
     declared = f"{column.type}{' not null' if column.required else ''}"
@@ -257,33 +265,33 @@ def _column_line(column: Column) -> str:
         form = "as: json" if column.as_json else f"unit: {column.unit}"
         declared = f"{{type: {column.type}{required}, {form}}}"
     elif not re.fullmatch(r"[\w ]+", declared):
-        declared = _quoted(declared)
+        declared = _quote(declared)
     return f"  {name}: {declared}" + (f"    # {column.remark}" if column.remark else "")
 
 
-def _event_time(times: Sequence[Column]) -> Iterator[str]:
+def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
     """Yield the line with the event time, and the other columns that may be it as a comment."""
     if not times:
-        yield f"event-time: {KAFKA_TIME}    # no field is a time"
+        yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return
-    others = ", ".join(_as_yaml(column.name) for column in times[1:5])
-    first = _as_yaml(times[0].name)
+    others = ", ".join(_format_name(column.name) for column in times[1:5])
+    first = _format_name(times[0].name)
     yield f"event-time: {first}" + (f"    # or: {others}" if others else "")
 
 
-def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Iterator[str]:
+def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time: str) -> Iterator[str]:
     """Yield the lines with partitioning and sort order; none if the event time's name needs quotes."""
     if not _is_plain(event_time):
         return
-    rate = sample.records_a_day
-    daily = None if rate is None else rate * _record_bytes(sample) / 4
+    rate = sample.records_per_day
+    daily = None if rate is None else rate * _average_value_bytes(sample) / 4
     if daily is not None and daily >= MIN_HOURLY_BYTES:
-        yield f"partition-by: [hour({event_time})]    # an hour has about {rounded_bytes(daily / 24)}"
+        yield f"partition-by: [hour({event_time})]    # an hour has about {format_rounded_bytes(daily / 24)}"
     elif daily is not None and daily < MIN_DAILY_BYTES:
-        yield f"partition-by: [month({event_time})]    # a day has only about {rounded_bytes(daily)}"
+        yield f"partition-by: [month({event_time})]    # a day has only about {format_rounded_bytes(daily)}"
         yield "complete: day"
     else:
-        comment = "" if daily is None else f"    # a day has about {rounded_bytes(daily)}"
+        comment = "" if daily is None else f"    # a day has about {format_rounded_bytes(daily)}"
         yield f"partition-by: [day({event_time})]{comment}"
     few = [c for c in columns if c.type in {"string", "int", "long"} and c.distinct and _is_plain(c.name)]
     often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
@@ -297,12 +305,12 @@ def _layout(sample: Sample, columns: Sequence[Column], event_time: str) -> Itera
     yield f"sort-by: [{', '.join([*by, event_time])}]{why}"
 
 
-def _as_yaml(name: str) -> str:
+def _format_name(name: str) -> str:
     """Return a name as in YAML, quoted if necessary."""
-    return name if _is_plain(name) else _quoted(name)
+    return name if _is_plain(name) else _quote(name)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote a string for YAML and JSON. Other characters are not escaped, because YAML does not join escaped surrogate
     pairs.
     """
@@ -311,14 +319,14 @@ def _quoted(text: str) -> str:
 
 def _is_plain(name: str) -> bool:
     """Return whether YAML and partition terms can contain the name without quotes."""
-    return bool(_PLAIN.fullmatch(name)) and name.lower() not in _WORDS
+    return bool(_PLAIN.fullmatch(name)) and name.lower() not in _YAML_KEYWORDS
 
 
 _ANY_BROKER = "localhost:9092"
 """Placeholder for the brokers, which decoding does not use."""
 
 
-def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
+def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
     """Count the sampled records that would become dead letters, by error class. Tombstones count too.
 
     Raises RegistryUnavailable.
@@ -326,13 +334,13 @@ def dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
     return Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
 
 
-def decode_sample(declared: Mapping[str, Any], sample: Sample) -> Decoded:
+def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     """Decode the sampled values as a stream with this declaration would. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [record.value for record in sample.records]
-    return decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values))
+    return create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values))

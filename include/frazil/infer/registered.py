@@ -10,17 +10,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frazil.errors import SpecError
-from frazil.infer.columns import Column, column_problem
+from frazil.infer.columns import ProposedColumn, find_column_problem
 from frazil.infer.sample import Sample
-from frazil.ingest.formats.avro.beyond import column_type_of, few_parts
-from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parsed
-from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, StructOf, merged, type_of_value
+from frazil.ingest.formats.avro.drift import column_type_of, has_few_parts
+from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parse_schema
+from frazil.ingest.schema_drift import (
+    MAX_NESTING,
+    MIXED,
+    FoundType,
+    ListOf,
+    MapOf,
+    StructOf,
+    merge_types,
+    type_of_value,
+)
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
-MAX_IDS = 50
+MAX_SCHEMA_IDS = 50
 """Maximum number of schema ids requested for a sample, the most frequent ones.
 
 The limit matters for records without a schema id, because their first bytes look like many different ids.
@@ -33,7 +42,7 @@ _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredSchemas:
     """The schemas that a registry has for a topic's values."""
 
     registry: Registry
@@ -50,7 +59,7 @@ class Registered:
         return self.schemas[0].type
 
 
-def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Registered | None:
+def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaRegistry) -> RegisteredSchemas | None:
     """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample.
 
     Returns None if the registry has none of them. Raises RegistryUnavailable, and SpecError if they have different
@@ -64,7 +73,7 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
     if (newest := client.newest(f"{sample.topic}-value")) is not None:
         found[newest] = None
     unknown = []
-    for schema_id, _ in ids.most_common(MAX_IDS):
+    for schema_id, _ in ids.most_common(MAX_SCHEMA_IDS):
         try:
             found[client.get(schema_id)] = None
         except UnknownSchema:
@@ -76,35 +85,35 @@ def registered(sample: Sample, declared: Registry, client: SchemaRegistry) -> Re
             f"the registry has schemas of several types for {sample.topic}: {', '.join(sorted(types))}. A stream has "
             "one format, so write the declaration by hand"
         )
-    return Registered(declared, tuple(found), is_framed, tuple(unknown))
+    return RegisteredSchemas(declared, tuple(found), is_framed, tuple(unknown))
 
 
-def avro_columns(schemas: Sequence[SchemaText]) -> tuple[Column, ...]:
+def derive_avro_columns(schemas: Sequence[SchemaText]) -> tuple[ProposedColumn, ...]:
     """Return a column for each field of Avro schemas. Raises SpecError if a schema is not a record."""
-    return _columns([_avro_fields(schema) for schema in schemas])
+    return _merge_columns([_read_avro_fields(schema) for schema in schemas])
 
 
-def json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Column]) -> tuple[Column, ...]:
+def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
     """Return a column for each property of JSON Schemas, and for each field that only the sample has.
 
     The sample shows which numbers and strings are times, and in which unit; a JSON Schema does not.
     """
     by_name = {column.name: column for column in sampled}
-    written = _columns([_json_fields(schema) for schema in schemas])
+    written = _merge_columns([_read_json_fields(schema) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
         replace(c, required=False, remark=_join_remarks(c.remark, "not in the schema"))
         for c in sampled
         if c.name not in known
     ]
-    return (*(_with_sample(column, by_name.get(column.name)) for column in written), *beyond)
+    return (*(_add_sampled_facts(column, by_name.get(column.name)) for column in written), *beyond)
 
 
-def _with_sample(column: Column, sampled: Column | None) -> Column:
+def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -> ProposedColumn:
     """Complete a column of the schema with what the sample shows: times, units, and types that the schema omits."""
     if sampled is None or sampled.type is None:
         return column
-    typed = replace(column, distinct=sampled.distinct, near_s=sampled.near_s)
+    typed = replace(column, distinct=sampled.distinct, distance_s=sampled.distance_s)
     if column.type is None or column.remark == _NO_TYPE:
         return replace(
             sampled, required=column.required, remark=_join_remarks(sampled.remark, "the schema gives no type")
@@ -134,7 +143,7 @@ _NO_TYPE = "no type is known"
 """Remark on a column whose type the schemas do not show."""
 
 
-def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
+def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedColumn, ...]:
     """Merge the fields of all schemas to columns. The fields of the first schema come first.
 
     A column is required if every schema has its field and requires it.
@@ -143,15 +152,15 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
     before: dict[str, str] = {}
     made = []
     for name in names:
-        if reason := column_problem(name, before):
-            made.append(Column(name, None, remark=reason))
+        if reason := find_column_problem(name, before):
+            made.append(ProposedColumn(name, None, remark=reason))
             continue
         before[name.lower()] = name
         having = [fields[name] for fields in schemas if name in fields]
         found_type = having[0].found_type
         for other in having[1:]:
-            found_type = merged(found_type, other.found_type)
-        kind = _text(found_type)
+            found_type = merge_types(found_type, other.found_type)
+        kind = _format_type(found_type)
         remark = "" if found_type is not None else _NO_TYPE
         if kind is None:
             remark = "no column type can store all values that the schemas allow"
@@ -160,11 +169,13 @@ def _columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[Column, ...]:
         required = len(having) == len(schemas) and all(field.required for field in having)
         is_time = kind in _TIMES
         near_s = 0.0 if is_time else float("inf")
-        made.append(Column(name, kind, required and kind is not None, remark=remark, is_time=is_time, near_s=near_s))
+        made.append(
+            ProposedColumn(name, kind, required and kind is not None, remark=remark, is_time=is_time, distance_s=near_s)
+        )
     return tuple(made)
 
 
-def _text(found_type: FoundType) -> str | None:
+def _format_type(found_type: FoundType) -> str | None:
     """Return the type as in a declaration; None if no column type fits.
 
     Fields of a struct that no type fits are omitted.
@@ -173,28 +184,30 @@ def _text(found_type: FoundType) -> str | None:
         case None:
             return "string"
         case ListOf():
-            return None if (inside := _text(found_type.element)) is None else f"list<{inside}>"
+            return None if (inside := _format_type(found_type.element)) is None else f"list<{inside}>"
         case MapOf():
-            return None if (inside := _text(found_type.value)) is None else f"map<string, {inside}>"
+            return None if (inside := _format_type(found_type.value)) is None else f"map<string, {inside}>"
         case StructOf():
             distinct = {name.lower(): name for name in reversed([*found_type.fields])}
             plain = [n for n in found_type.fields if distinct[n.lower()] == n and re.fullmatch(r"[A-Za-z_]\w*", n)]
-            inside = ", ".join(f"{n}: {kind}" for n in plain if (kind := _text(found_type.fields[n])) is not None)
+            inside = ", ".join(
+                f"{n}: {kind}" for n in plain if (kind := _format_type(found_type.fields[n])) is not None
+            )
             return f"struct<{inside}>" if inside else None
     return None if found_type == MIXED else found_type
 
 
-def _avro_fields(schema: SchemaText) -> dict[str, _Field]:
+def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
     """Return the fields of an Avro record's schema by name. Raises SpecError."""
     try:
-        written = parsed(schema.text, [text for _, text in schema.references])
+        written = parse_schema(schema.text, [text for _, text in schema.references])
     except UnreadableSchema as error:
         raise SpecError(f"the registry's schema is not a valid Avro schema: {error}") from None
     if written.kind != "record":
         raise SpecError(f"the registry's schema is {written}, but must be a record, whose fields become columns")
     parts = zip(written.fields, written.parts, strict=True)
     return {
-        names[0]: _Field(column_type_of(part) if few_parts(part) else MIXED, not _is_nullable(part))
+        names[0]: _Field(column_type_of(part) if has_few_parts(part) else MIXED, not _is_nullable(part))
         for names, part in parts
     }
 
@@ -204,7 +217,7 @@ def _is_nullable(written: AvroType) -> bool:
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
 
 
-def _json_fields(schema: SchemaText) -> dict[str, _Field]:
+def _read_json_fields(schema: SchemaText) -> dict[str, _Field]:
     reading = _JsonSchema(schema)
     return dict(reading.fields())
 
@@ -226,42 +239,44 @@ class _JsonSchema:
         """Yield the name and the type of each property of the root object."""
         root = self._resolve_reference(self._root, self._root)
         self._inside.add(id(root[0]))
-        for name, (found_type, nullable) in self._properties(*root, depth=0).items():
-            yield name, _Field(found_type, not nullable and name in _names(root[0].get("required")))
+        for name, (found_type, nullable) in self._read_properties(*root, depth=0).items():
+            yield name, _Field(found_type, not nullable and name in _to_list(root[0].get("required")))
 
-    def _properties(self, node: Mapping[str, Any], document: Any, *, depth: int) -> dict[str, tuple[FoundType, bool]]:
+    def _read_properties(
+        self, node: Mapping[str, Any], document: Any, *, depth: int
+    ) -> dict[str, tuple[FoundType, bool]]:
         """Return the type of each property, and whether it may be null."""
         found = {}
-        for part in [*_dicts(node.get("allOf")), node]:
+        for part in [*_select_mappings(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
             properties = inner.get("properties")
             for name, of in properties.items() if isinstance(properties, dict) else ():
-                found[str(name)] = self._type(of, its, depth + 1)
+                found[str(name)] = self._read_type(of, its, depth + 1)
         return found
 
-    def _type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
+    def _read_type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:
         """Return a value's type, and whether the value may be null. The type is MIXED if it is recursive or too
         large.
         """
         node, document = self._resolve_reference(node, document)
         self._read += 1
-        if depth > DEEPEST or self._read > _MAX_PARTS or id(node) in self._inside:
+        if depth > MAX_NESTING or self._read > _MAX_PARTS or id(node) in self._inside:
             return MIXED, True
         self._inside.add(id(node))
         try:
-            return self._type_of(node, document, depth)
+            return self._read_resolved_type(node, document, depth)
         finally:
             self._inside.discard(id(node))
 
-    def _type_of(  # noqa: PLR0911 - a table
+    def _read_resolved_type(  # noqa: PLR0911 - a table
         self, node: Mapping[str, Any], document: Any, depth: int
     ) -> tuple[FoundType, bool]:
         """Like `_type`, for a node whose references are resolved."""
-        if choices := [*_dicts(node.get("oneOf")), *_dicts(node.get("anyOf"))]:
-            return self._choice([self._type(choice, document, depth + 1) for choice in choices])
+        if choices := [*_select_mappings(node.get("oneOf")), *_select_mappings(node.get("anyOf"))]:
+            return self._merge_choices([self._read_type(choice, document, depth + 1) for choice in choices])
         kinds = node.get("type")
         if isinstance(kinds, list):
-            return self._choice([self._type({**node, "type": kind}, document, depth + 1) for kind in kinds])
+            return self._merge_choices([self._read_type({**node, "type": kind}, document, depth + 1) for kind in kinds])
         match kinds:
             case "null":
                 return None, True
@@ -273,26 +288,30 @@ class _JsonSchema:
                 items = node.get("items")
                 if isinstance(items, list) or "prefixItems" in node:
                     return MIXED, False  # a tuple: each element has a type of its own
-                return ListOf(self._type(items, document, depth + 1)[0] if isinstance(items, dict) else None), False
+                return ListOf(
+                    self._read_type(items, document, depth + 1)[0] if isinstance(items, dict) else None
+                ), False
         if kinds == "object" or "properties" in node or "allOf" in node:
-            properties = self._properties(node, document, depth=depth)
+            properties = self._read_properties(node, document, depth=depth)
             if properties:
                 return StructOf({name: found_type for name, (found_type, _) in properties.items()}), False
             values = node.get("additionalProperties")
-            return (MapOf(self._type(values, document, depth + 1)[0]) if isinstance(values, dict) else MIXED), False
+            return (
+                MapOf(self._read_type(values, document, depth + 1)[0]) if isinstance(values, dict) else MIXED
+            ), False
         constants = node["enum"] if isinstance(node.get("enum"), list) else [node["const"]] if "const" in node else []
-        return self._choice([(type_of_value(value), value is None) for value in constants])
+        return self._merge_choices([(type_of_value(value), value is None) for value in constants])
 
-    def _choice(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
+    def _merge_choices(self, choices: Sequence[tuple[FoundType, bool]]) -> tuple[FoundType, bool]:
         """Merge the types of alternatives. The value may be null if one alternative may."""
         found_type: FoundType = None
         for other, _ in choices:
-            found_type = merged(found_type, other)
+            found_type = merge_types(found_type, other)
         return found_type, not choices or any(nullable for _, nullable in choices)
 
     def _resolve_reference(self, node: Any, document: Any) -> tuple[dict[str, Any], Any]:
         """Resolve a node's `$ref`. Return the target and its document; the target is empty if it does not exist."""
-        for _ in range(DEEPEST):
+        for _ in range(MAX_NESTING):
             if not isinstance(node, dict) or not isinstance(node.get("$ref"), str):
                 break
             where, _, pointer = node["$ref"].partition("#")
@@ -304,9 +323,9 @@ class _JsonSchema:
         return (node if isinstance(node, dict) else {}), document
 
 
-def _dicts(value: Any) -> list[dict[str, Any]]:
+def _select_mappings(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _names(value: Any) -> list[Any]:
+def _to_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

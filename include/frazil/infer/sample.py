@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SampledRecord:
     """One record of a sample."""
 
     value: bytes | None
@@ -22,13 +22,13 @@ class Sample:
     """Some records of a topic, from the beginning and the end of each partition."""
 
     topic: str
-    records: tuple[Record, ...]
-    in_topic: int
+    records: tuple[SampledRecord, ...]
+    records_in_topic: int
     """Number of records in the topic, estimated from its offsets."""
 
     @property
-    def records_a_day(self) -> float | None:
+    def records_per_day(self) -> float | None:
         """Records per day, estimated from Kafka's timestamps; None if these span less than a minute."""
         stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
         span_ms = max(stamps) - min(stamps) if stamps else 0
-        return self.in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None
+        return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

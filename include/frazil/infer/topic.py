@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from frazil.infer.sample import Record, Sample
+from frazil.infer.sample import Sample, SampledRecord
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import unpacked
+from frazil.ingest.headers import unpack_headers
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 
-UNREACHABLE_S = 10.0
+UNREACHABLE_TIMEOUT_S = 10.0
 """Seconds without a reachable broker after which reading fails."""
 
 
-def sample_of(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
+def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
     """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
-    with KafkaOffsets(properties, [topic]) as kafka:
+    with KafkaAdmin(properties, [topic]) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
     spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}
     each = max(1, -(-records // (2 * max(1, len(spans)))))
     heads = [OffsetRange(*place, start, min(end, start + each)) for place, (start, end) in spans.items()]
     tails = [OffsetRange(*place, max(end - each, min(end, start + each)), end) for place, (start, end) in spans.items()]
-    read = [record for ranges in (heads, tails) for record in _records(properties, ranges)]
-    return Sample(topic, tuple(read), in_topic=sum(end - start for start, end in spans.values()))
+    read = [record for ranges in (heads, tails) for record in _read_records(properties, ranges)]
+    return Sample(topic, tuple(read), records_in_topic=sum(end - start for start, end in spans.values()))
 
 
-def _records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> Iterator[Record]:
-    with MessageReader(properties, ranges, unreachable_limit_s=UNREACHABLE_S) as reader:
+def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> Iterator[SampledRecord]:
+    with MessageReader(properties, ranges, unreachable_limit_s=UNREACHABLE_TIMEOUT_S) as reader:
         for chunk in reader:
             headers = [None] * len(chunk) if chunk.headers is None else chunk.headers
             rows = zip(chunk.values, chunk.keys, chunk.timestamps_ms.tolist(), headers, strict=True)
             for value, key, stamp_ms, packed in rows:
-                yield Record(value, key, stamp_ms, tuple(name for name, _ in unpacked(packed)))
+                yield SampledRecord(value, key, stamp_ms, tuple(name for name, _ in unpack_headers(packed)))

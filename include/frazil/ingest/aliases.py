@@ -12,20 +12,22 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
-from frazil.ingest.changes import KEPT, with_others
+from frazil.ingest.changes import KEPT_COLUMNS, add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder
-from frazil.ingest.formats.fields import Unit, default_of, filled_with, without_default
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder
+from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
 from frazil.ingest.schema_drift import SchemaDrift
 
-FIRST_ID = 200_000_000
+FIRST_ALIAS_ID = 200_000_000
 """First field id for alias columns; no table column has such a high id. An envelope's own ids start at 500,000,000."""
 
-Make = Callable[[Schema, Mapping[int, Unit]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
 """Creates a decoder for a schema. The mapping says how each column's values are encoded, by field id."""
 
 
-def aliased(make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]) -> Decoder:
+def create_aliased_decoder(
+    make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]
+) -> Decoder:
     """Create a decoder that also fills columns from alias fields.
 
     `aliases` maps the name of a record's field to the field id of the column that it fills.
@@ -41,11 +43,11 @@ class AliasedDecoder:
     """
 
     def __init__(
-        self, make: Make, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
+        self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
     ) -> None:
         filled = {column.field_id for column in aliases.values()}
         extra = [
-            column.model_copy(update={"field_id": FIRST_ID + n, "name": name, "required": False})
+            column.model_copy(update={"field_id": FIRST_ALIAS_ID + n, "name": name, "required": False})
             for n, (name, column) in enumerate(aliases.items())
         ]
         own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
@@ -54,7 +56,7 @@ class AliasedDecoder:
             for column in aliases.values()
             if (default := default_of(column, units.get(column.field_id))) is not None
         }
-        of_own = {i: without_default(unit) if i in filled else unit for i, unit in units.items()}
+        of_own = {i: drop_default(unit) if i in filled else unit for i, unit in units.items()}
         of_extra = {
             one.field_id: of_own[column.field_id]
             for one, column in zip(extra, aliases.values(), strict=True)
@@ -69,14 +71,14 @@ class AliasedDecoder:
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(self._columns, self._required)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = self._decode(chunk)
-        merged = [self._column(field, decoded.rows) for field in self._arrow_schema]
+        merged = [self._merge_aliases(field, decoded.rows) for field in self._arrow_schema]
         decoded = dataclasses.replace(
-            decoded, rows=self._update_omitted(decoded.rows, merged), drift=self._of_columns(decoded)
+            decoded, rows=self._update_omitted(decoded.rows, merged), drift=self._attribute_casts(decoded)
         )
         arrays = [
-            filled_with(column, self._defaults.get(field.name))
+            fill_nulls(column, self._defaults.get(field.name))
             for column, field in zip(merged, self._arrow_schema, strict=True)
         ]
         missing = np.zeros(len(decoded.kept), np.bool_)
@@ -90,14 +92,14 @@ class AliasedDecoder:
         kept = [array.filter(good) for array in arrays] if rejections else arrays
         rows = pa.Table.from_arrays(kept, schema=self._arrow_schema)
         others = decoded.rows.filter(good) if rejections else decoded.rows
-        return Decoded(
-            with_others(rows, others),
+        return DecodedChunk(
+            add_change_columns(rows, others),
             decoded.kept[~missing],
             [*decoded.rejections, *rejections],
             decoded.drift,
         )
 
-    def _of_columns(self, decoded: Decoded) -> SchemaDrift:
+    def _attribute_casts(self, decoded: DecodedChunk) -> SchemaDrift:
         """Return the drift, with the casts of alias fields counted for the columns that these fields fill."""
         cast: Counter[str] = Counter()
         for name, count in decoded.drift.cast.items():
@@ -109,7 +111,7 @@ class AliasedDecoder:
 
         The ids of alias columns are removed. If the merged value is null, the id of the column that they fill is added.
         """
-        at = decoded.schema.get_field_index(KEPT)
+        at = decoded.schema.get_field_index(KEPT_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded
         lists = decoded.column(at).to_pylist()
@@ -123,9 +125,9 @@ class AliasedDecoder:
                 lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
 
-    def _column(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
+    def _merge_aliases(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
         """Return the values of a column. Where they are null, alias fields fill them."""
         column = rows.column(field.name)
         for name in self._others.get(field.name, ()):
-            column = filled_with(column, rows.column(name))
+            column = fill_nulls(column, rows.column(name))
         return column

@@ -8,19 +8,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 
-def true_where(array: pa.Array) -> NDArray[np.bool_]:
+def to_mask(array: pa.Array) -> NDArray[np.bool_]:
     """Convert a boolean array to a NumPy mask; null becomes false."""
     found: NDArray[np.bool_] = pc.fill_null(array, False).to_numpy(zero_copy_only=False).astype(np.bool_)
     return found
 
 
-def chosen(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
+def select_where(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
     """Return the value of `first` where the mask is true, otherwise that of `second`."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 
 
-def plain(array: pa.Array) -> pa.Array:
+def unwrap_extension(array: pa.Array) -> pa.Array:
     """Return the storage of an extension array (the bytes of UUIDs); return any other array unchanged."""
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 

@@ -15,12 +15,12 @@ from frazil.ingest.formats.json.scan import utf8_length
 
 Kind = TypeVar("Kind", bound=np.generic)
 
-_BEYOND_ASCII = np.int64(-0x7F7F7F7F7F7F7F80)
+_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 """Mask of the highest bit of each of eight bytes. None of these bits is set in ASCII text."""
 
 
 @compiled
-def gather(
+def copy_values(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
@@ -46,7 +46,7 @@ def find_invalid_utf8(
         found[i] = -1
         p, end = starts[i], starts[i] + max(lengths[i], 0)
         while p < end:
-            while p + 8 <= end and load64(address + p) & _BEYOND_ASCII == 0:
+            while p + 8 <= end and load64(address + p) & _HIGH_BITS == 0:
                 p += 8
             if p < end and data[p] >= 0x80:
                 length = utf8_length(data, p)
@@ -58,26 +58,26 @@ def find_invalid_utf8(
                 p += 1
 
 
-def invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
+def locate_invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
     """Return the position of the first invalid UTF-8 byte in each value; -1 for a valid value."""
     found = np.empty(len(values), np.int64)
-    find_invalid_utf8(*fixed(values), found)
+    find_invalid_utf8(*as_loop_arguments(values), found)
     return found
 
 
-def arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
+def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
     """Convert the values to a `large_binary` or `large_string` array, without checking UTF-8."""
     lengths = np.maximum(values.lengths, 0)
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     octets = np.empty(int(offsets[-1]), np.uint8)
-    gather(*fixed(values), offsets, octets)
+    copy_values(*as_loop_arguments(values), offsets, octets)
     there = values.lengths != NULL
     valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(offsets), pa.py_buffer(octets)])
 
 
-def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
+def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
     """Map the index of each value that does not fit the `string` or `binary` column to its error class and error text.
 
     `what` names the values in the text, such as "key".
@@ -87,14 +87,14 @@ def failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int
         missing = ("MissingRequired", f"{field.name}: required, and the record has no {what}")
         found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
     if isinstance(field.field_type, StringType):
-        at = invalid_utf8(values)
+        at = locate_invalid_utf8(values)
         for place in np.flatnonzero(at >= 0).tolist():
             text = f"{field.name}: the {what} is not UTF-8 (byte {at[place]}): write UTF-8, or make the column binary"
             found[place] = ("InvalidUtf8", text)
     return found
 
 
-def fixed(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
     """Return data, starts and lengths as contiguous, read-only arrays, the types that the loops are compiled for."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 

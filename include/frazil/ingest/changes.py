@@ -14,21 +14,23 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 from frazil.ingest.binary_column import NULL
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import ChangeRules
-from frazil.ingest.decode import Decoded, Decoder, Rejection
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 
 CHANGE = "_frazil_change"
 """Name of the column with the kind of change, an int: `UPSERT` or `DELETE`."""
-KEPT = "_frazil_kept"
+KEPT_COLUMNS = "_frazil_kept"
 """Name of the column that lists the field ids of the columns that a change omits; null or empty for most changes.
 
 An update keeps the row's values in the omitted columns. An insert stores null in them.
 """
 UPSERT, DELETE = 0, 1
-CHANGE_COLUMNS = frozenset({CHANGE, KEPT})
+CHANGE_COLUMNS = frozenset({CHANGE, KEPT_COLUMNS})
 
-_OWN = (
+_CHANGE_FIELDS = (
     NestedField(2_000_000_001, CHANGE, IntegerType(), required=True),
-    NestedField(2_000_000_002, KEPT, ListType(2_000_000_003, IntegerType(), element_required=True), required=False),
+    NestedField(
+        2_000_000_002, KEPT_COLUMNS, ListType(2_000_000_003, IntegerType(), element_required=True), required=False
+    ),
 )
 _COORDINATES = (
     NestedField(2_000_000_011, "kafka_topic", StringType(), required=True),
@@ -46,7 +48,7 @@ def change_schema(table: Schema, key: tuple[str, ...]) -> Schema:
     there = {field.name for field in table.fields}
     columns = [field if field.name in key else field.model_copy(update={"required": False}) for field in table.fields]
     places = [field for field in _COORDINATES if field.name not in there]
-    return Schema(*columns, *places, *_OWN, schema_id=table.schema_id)
+    return Schema(*columns, *places, *_CHANGE_FIELDS, schema_id=table.schema_id)
 
 
 class ChangeReader:
@@ -57,7 +59,7 @@ class ChangeReader:
         self._rules, self._keys = rules, keys
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
-    def with_tombstones(self, decoded: Decoded, chunk: Chunk) -> Decoded:
+    def add_tombstones(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Add a row that has only the key for each tombstone (a record without a value), if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
@@ -66,7 +68,7 @@ class ChangeReader:
         if not len(gone):
             return decoded
         rest = [r for r in decoded.rejections if not absent[r.index]]
-        tombstones = Decoded(pa.table({}), gone)
+        tombstones = DecodedChunk(pa.table({}), gone)
         if self._keys is not None:
             tombstones = self._keys(Chunk.of_column(chunk.keys.take(gone))).with_indexes(gone)
         columns = [
@@ -77,9 +79,9 @@ class ChangeReader:
         ]
         rows = pa.concat_tables([decoded.rows, pa.Table.from_arrays(columns, schema=decoded.rows.schema)])
         kept = np.concatenate([decoded.kept, tombstones.kept])
-        return Decoded(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
+        return DecodedChunk(rows, kept, [*rest, *tombstones.rejections], decoded.drift)
 
-    def __call__(self, decoded: Decoded, chunk: Chunk) -> Decoded:
+    def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Return the rows with the columns in `CHANGE_COLUMNS`. Upserts without a required value are rejected."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = self._envelope_delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
@@ -94,7 +96,7 @@ class ChangeReader:
         rows = decoded.rows
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
-            rows = rows.append_column(KEPT, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
+            rows = rows.append_column(KEPT_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
         found = dataclasses.replace(decoded, rows=rows)
         if not rejections:
             return found
@@ -117,19 +119,19 @@ class ChangeReader:
         return found
 
 
-def as_dead_letters(decoded: Decoded, records: int) -> Decoded:
+def keep_dead_letters(decoded: DecodedChunk, records: int) -> DecodedChunk:
     """Reject the replayed records that do not change a row, so that they stay dead letters."""
-    return rejecting(decoded, np.flatnonzero(decoded.neither(records)))
+    return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 
-def rejecting(decoded: Decoded, unchanging: NDArray[np.int64]) -> Decoded:
+def reject_unchanging(decoded: DecodedChunk, unchanging: NDArray[np.int64]) -> DecodedChunk:
     """Reject the records at these indexes, because they do not change a row."""
     text = "the record does not change a row, and the writer skips such records: discard this dead letter"
     more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
     return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
 
 
-def with_others(rows: pa.Table, decoded: pa.Table) -> pa.Table:
+def add_change_columns(rows: pa.Table, decoded: pa.Table) -> pa.Table:
     """Return `rows` with the `CHANGE_COLUMNS` of `decoded`, if it has any."""
     for name in CHANGE_COLUMNS & set(decoded.column_names):
         rows = rows.append_column(name, decoded.column(name))

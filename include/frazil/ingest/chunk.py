@@ -51,7 +51,7 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.values)
 
-    def piece(self, start: int, end: int) -> Self:
+    def slice(self, start: int, end: int) -> Self:
         """Return the records `[start, end)` of the chunk."""
         columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         parts: dict[str, Any] = {

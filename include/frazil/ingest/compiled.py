@@ -48,12 +48,12 @@ log = logging.getLogger(__name__)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-KEPT_WITH_PYTHON = Path("share", "frazil", "compiled")
+PREFIX_FOLDER = Path("share", "frazil", "compiled")
 """Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
 MAX_UNUSED_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose functions and constants are in compiled code; `frazil.kafka` defines the layout of a message."""
-FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
+NUMBA_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT")
 """Flags that change the code but are not in Numba's cache key: NUMBA_BOUNDSCHECK, NUMBA_OPT and NUMBA_DEBUGINFO."""
 _saving = threading.Lock()
 _warned = False
@@ -167,7 +167,7 @@ def code_folder() -> Path | None:
             is_new = not folder.exists()
             for owned in (base.parent, base, folder):
                 owned.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _check_own(owned)
+                _check_owner(owned)
             if is_new:
                 _remove_old(base)
             tempfile.TemporaryFile(dir=folder).close()
@@ -183,7 +183,7 @@ def _prefix_folder() -> Path | None:
     """Return the folder of this digest below Python's prefix, created if `PREFIX_FOLDER` exists; None if there is no
     such folder.
     """
-    base = Path(sys.prefix) / KEPT_WITH_PYTHON
+    base = Path(sys.prefix) / PREFIX_FOLDER
     folder = base / _DIGEST
     if base.is_dir():
         with suppress(OSError):  # the image may be read-only
@@ -201,7 +201,7 @@ def _remove_old(base: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _check_own(folder: Path) -> None:
+def _check_owner(folder: Path) -> None:
     """Raise PermissionError if another user owns the folder or can write to it: code is loaded from it."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
@@ -219,7 +219,7 @@ def _is_private(group: int) -> bool:
 
 
 def _digest() -> str:
-    flags = [str(getattr(numba.config, name)) for name in FLAGS]
+    flags = [str(getattr(numba.config, name)) for name in NUMBA_FLAGS]
     digest = hashlib.sha256(" ".join([numba.__version__, *flags]).encode())
     for package in SOURCES:
         for source in _sources(resources.files(package)):
@@ -306,7 +306,9 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def call_for_three(_: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer) -> Any:
+def call_with_outputs(
+    _: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer
+) -> Any:
     """Call the C function `int f(void *, size_t, void **, void **, size_t *)` at an address, and return its result.
 
     The function stores its three outputs as int64 at the address `to`.

@@ -176,7 +176,7 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     """The lists whose elements become rows."""
-    suspicions: tuple[str, ...] = ()
+    may_fail: tuple[str, ...] = ()
     """SQL conditions that are true for records for which a cast or division may fail. They only save time."""
 
     @classmethod
@@ -272,17 +272,17 @@ class StageContext:
     @property
     def record_format(self) -> str | Mapping[str, Any]:
         """The format of the records to read. Lines of a backfill's files are JSON, whatever the topic's format is."""
-        return self.format if self.as_in_kafka else "json"
+        return self.format if self.is_in_topic_format else "json"
 
     @property
     def beside(self) -> Mapping[str, str | None]:
         """`beside_value` for the records to read; empty for a backfill's files, where keys and headers are columns."""
-        return self.beside_value if self.as_in_kafka else {}
+        return self.beside_value if self.is_in_topic_format else {}
 
     @property
-    def forms(self) -> Mapping[str, str | Mapping[str, Any]]:
+    def record_units(self) -> Mapping[str, str | Mapping[str, Any]]:
         """`units` for the records to read. In lines of a backfill's files, fields have the columns' names."""
-        if self.as_in_kafka:
+        if self.is_in_topic_format:
             return self.units
         return {
             name: unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "from"}
@@ -290,14 +290,14 @@ class StageContext:
         }
 
     @property
-    def as_in_kafka(self) -> bool:
+    def is_in_topic_format(self) -> bool:
         """Whether the records to read have the topic's format. Lines and rows of a backfill's files do not."""
         return all(file.path.endswith(DEAD_LETTERS_SUFFIX) for file in self.files)
 
     @property
     def replays(self) -> bool:
         """Whether the records are dead letters that are replayed."""
-        return bool(self.files) and self.as_in_kafka
+        return bool(self.files) and self.is_in_topic_format
 
     @property
     def main(self) -> TargetTable:

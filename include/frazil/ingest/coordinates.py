@@ -15,21 +15,21 @@ from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.decode import line_numbers
+from frazil.ingest.decode import number_rows
 from frazil.spec.coordinates import LINE
 
-NAMES = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
+COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
     """Return the schema without the columns that are filled from Kafka coordinates, or that describe a change."""
     if not coordinates:
         return schema
-    added = {*NAMES, LINE, *CHANGE_COLUMNS}
+    added = {*COORDINATE_COLUMNS, LINE, *CHANGE_COLUMNS}
     return Schema(*(f for f in schema.fields if f.name not in added), schema_id=schema.schema_id)
 
 
-class Coordinates:
+class CoordinateColumns:
     """Adds the coordinate columns to decoded rows, so that the rows have the table's schema."""
 
     def __init__(self, schema: Schema, ranges: Sequence[OffsetRange], *, wanted: bool, lines: bool = False) -> None:
@@ -50,8 +50,8 @@ class Coordinates:
         places = slice(None) if whole else kept
         arrays = [
             self._column(field.name, chunk, places)
-            if field.name in NAMES
-            else self._line(kept)
+            if field.name in COORDINATE_COLUMNS
+            else self._line_numbers(kept)
             if field.name == LINE
             else rows.column(field.name)
             for field in self._schema
@@ -68,8 +68,8 @@ class Coordinates:
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
         return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
-    def _line(self, kept: NDArray[np.int64]) -> pa.Array:
-        return pa.array(line_numbers(kept)) if self._lines else pa.nulls(len(kept), pa.int32())
+    def _line_numbers(self, kept: NDArray[np.int64]) -> pa.Array:
+        return pa.array(number_rows(kept)) if self._lines else pa.nulls(len(kept), pa.int32())
 
     def _column(self, name: str, chunk: Chunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:

@@ -17,7 +17,7 @@ from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import Rejection
-from frazil.ingest.headers import unpacked
+from frazil.ingest.headers import unpack_headers
 from frazil.ingest.sealing import header_part, place_of
 from frazil.offsets.spans import TopicPartition
 
@@ -38,7 +38,7 @@ COLUMNS = (
 )
 
 
-Seal = Callable[[bytes | None, str], bytes | None]
+SealPart = Callable[[bytes | None, str], bytes | None]
 """Takes a part of a record and its place (`sealing.place_of`). Returns what the dead letter stores; None if the part is
 null.
 """
@@ -78,7 +78,7 @@ class DeadLetterTable:
         *,
         stream: str,
         topic_ids: Mapping[str, str],
-        seal: Seal | None = None,
+        seal: SealPart | None = None,
     ) -> None:
         """Raises SpecError if the table has a required column that frazil does not fill."""
         strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
@@ -103,10 +103,13 @@ class DeadLetterTable:
             [int(chunk.offsets[r.index]) for r in rejections],
             [self._topic_ids.get(r.topic) for r in ranges],
             [s * 1000 if 0 <= s <= MILLISECONDS[1] else None for s in stamps],
-            [self._part(chunk, r.index, "key") for r in rejections],
-            [self._part(chunk, r.index, "value") for r in rejections],
-            [_text(r.error_class) for r in rejections],
-            [_text(r.error) + _timestamp_remark(r, stamp) for r, stamp in zip(rejections, stamps, strict=True)],
+            [self._key_or_value(chunk, r.index, "key") for r in rejections],
+            [self._key_or_value(chunk, r.index, "value") for r in rejections],
+            [_storable_text(r.error_class) for r in rejections],
+            [
+                _storable_text(r.error) + _timestamp_remark(r, stamp)
+                for r, stamp in zip(rejections, stamps, strict=True)
+            ],
             [rejected_at_us] * len(rejections),
             [self._stream] * len(rejections),
             [self._headers(chunk, r.index) for r in rejections],
@@ -116,7 +119,7 @@ class DeadLetterTable:
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _part(self, chunk: Chunk, index: int, part: str) -> bytes | None:
+    def _key_or_value(self, chunk: Chunk, index: int, part: str) -> bytes | None:
         value = (chunk.keys if part == "key" else chunk.values)[index]
         return self._seal_part(value, chunk, index, part)
 
@@ -126,7 +129,7 @@ class DeadLetterTable:
             return None
         return [
             {"name": name, "value": self._seal_part(value, chunk, index, header_part(name))}
-            for name, value in unpacked(found)
+            for name, value in unpack_headers(found)
         ]
 
     def _seal_part(self, value: bytes | None, chunk: Chunk, index: int, part: str) -> bytes | None:
@@ -145,6 +148,6 @@ def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
     return f"; {range_error('kafka_timestamp', stamp_ms, 'milliseconds')}"
 
 
-def _text(text: str) -> str:
+def _storable_text(text: str) -> str:
     """Return the text, shortened, with unpaired surrogates escaped, because a string column cannot store them."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()

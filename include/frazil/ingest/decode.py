@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.schema_drift import NO_DRIFT, WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
+from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
 
 
 class Rejection(NamedTuple):
@@ -23,7 +23,7 @@ class Rejection(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedChunk:
     """The result of decoding a chunk. Row i of `rows` comes from record `kept[i]`.
 
     If a record becomes several rows (JSON lines, envelopes), `kept` repeats its index, and its rows are in order.
@@ -37,12 +37,12 @@ class Decoded:
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Indexes of the records that a transform drops: they become neither rows nor rejections."""
 
-    def with_indexes(self, places: NDArray[np.int64]) -> Decoded:
+    def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
         """Return the result for a larger chunk, in which record i of this chunk is record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return Decoded(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
+        return DecodedChunk(self.rows, places[self.kept], rejections, self.drift, places[self.dropped])
 
-    def neither(self, records: int) -> NDArray[np.bool_]:
+    def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of the records without a result: without a row, not rejected, and not dropped.
 
         `records` is the chunk's length.
@@ -53,18 +53,18 @@ class Decoded:
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
 
-    def remove_records(self, taken: NDArray[np.bool_]) -> Decoded:
+    def remove_records(self, taken: NDArray[np.bool_]) -> DecodedChunk:
         """Return the result without the records that the mask `taken` selects."""
         stays = ~taken[self.kept]
         rejections = [r for r in self.rejections if not taken[r.index]]
         dropped = self.dropped[~taken[self.dropped]]
-        return Decoded(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
+        return DecodedChunk(self.rows.filter(pa.array(stays)), self.kept[stays], rejections, dropped=dropped)
 
 
 class Decoder(Protocol):
     """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode each record to one row (JSON lines, envelopes: one or several rows) or to one rejection."""
 
 
@@ -113,23 +113,23 @@ class WrappingDecoder:
         if isinstance(self._decode, RestDecoder):
             self._decode.withhold(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
             self._decode.report_drift(widening=widening, within=within)
 
 
-def joined(parts: Sequence[Decoded]) -> Decoded:
+def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
     """Join the results for several parts of one chunk. The indexes in the parts must refer to the whole chunk."""
-    return Decoded(
+    return DecodedChunk(
         pa.concat_tables([part.rows for part in parts]),
         np.concatenate([part.kept for part in parts]),
         [rejection for part in parts for rejection in part.rejections],
-        joined_drift(part.drift for part in parts),
+        join_drift(part.drift for part in parts),
         np.concatenate([part.dropped for part in parts]),
     )
 
 
-def whole_records(decoded: Decoded) -> Decoded:
+def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
     """Remove the rows of each record that has a rejection, so that a record has all of its rows or none.
 
     Only the first rejection of a record is kept.
@@ -139,18 +139,18 @@ def whole_records(decoded: Decoded) -> Decoded:
     first = {r.index: r for r in reversed(decoded.rejections)}
     good = ~np.isin(decoded.kept, np.fromiter(first, np.int64, len(first)))
     rows = decoded.rows if good.all() else decoded.rows.filter(good)
-    return Decoded(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped)
+    return DecodedChunk(rows, decoded.kept[good], [first[i] for i in sorted(first)], decoded.drift, decoded.dropped)
 
 
-def line_numbers(kept: NDArray[np.int64]) -> NDArray[np.int32]:
+def number_rows(kept: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the number of each row within its record, starting at 0. Row i comes from record `kept[i]`."""
     order = np.argsort(kept, kind="stable")
     numbers = np.empty(len(kept), np.int32)
-    numbers[order] = np.arange(len(kept)) - first_places(kept[order])
+    numbers[order] = np.arange(len(kept)) - run_starts(kept[order])
     return numbers
 
 
-def first_places(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
+def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each position, the start of its run of equal values."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))

@@ -10,23 +10,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_arrays import arrow_binary
+from frazil.ingest.binary_arrays import to_arrow_binary
 from frazil.ingest.changes import CHANGE, DELETE
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
-from frazil.ingest.decode import Decoded, Rejection, line_numbers
+from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
 from frazil.ingest.headers import header_column
-from frazil.spec.route import refusal
+from frazil.spec.route import find_refusal
 
 NO_TABLE = "NoTable"
 """Error class of a record whose routing value has no table."""
 MAIN: Target = "main"
-MAX_REPORTED = 10_000
+MAX_REPORTED_VALUES = 10_000
 """Maximum number of routing values without a table that one task reports. A route's table limit is far lower."""
 MAX_CACHED_VALUES = 100_000
 """Maximum number of routing values whose destination a task caches. Topics may have more distinct values."""
-MAX_QUOTED = 100
-NOWHERE: Target = ""
+MAX_QUOTED_CHARACTERS = 100
+UNKNOWN_TARGET: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
@@ -36,10 +36,10 @@ created.
 
 
 @dataclass(frozen=True, slots=True)
-class Divided:
+class DividedRows:
     """Rows with their targets. Excludes rows whose table does not exist yet."""
 
-    decoded: Decoded
+    decoded: DecodedChunk
     targets: tuple[Target, ...]
     codes: NDArray[np.int64]
     """Index in `targets` of each row's target."""
@@ -47,18 +47,18 @@ class Divided:
     """Chunk indexes of deletes whose value has no table. They do not change a row."""
 
     @property
-    def of_main(self) -> NDArray[np.bool_]:
+    def main_mask(self) -> NDArray[np.bool_]:
         mine = [code for code, target in enumerate(self.targets) if target == MAIN]
         return np.isin(self.codes, mine)
 
     @property
     def main_rows(self) -> pa.Table:
         """The rows that go to the main table."""
-        mine = self.of_main
+        mine = self.main_mask
         return self.decoded.rows if mine.all() else self.decoded.rows.filter(pa.array(mine))
 
 
-class Divider:
+class RowDivider:
     """Divides the rows of one task among the route's tables. A row's table depends only on its record."""
 
     def __init__(
@@ -72,18 +72,18 @@ class Divider:
         self.values: set[str] = set()
         """Values seen so far for which a table may be created."""
 
-    def __call__(self, chunk: Chunk, decoded: Decoded) -> Divided:
+    def __call__(self, chunk: Chunk, decoded: DecodedChunk) -> DividedRows:
         """Divide decoded rows. Rows for which a table may be created are left out, and their values added to
         `values`.
         """
         codes, values = self._encode(chunk, decoded)
-        destinations = [self._destination(value) for value in values]
+        destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
         wrong = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
         nothing = waits & _delete_mask(decoded.rows)
         for code in np.unique(codes[waits & ~nothing]).tolist():
-            if len(self.values) < MAX_REPORTED:
-                self.values.add(_text(values[code]))
+            if len(self.values) < MAX_REPORTED_VALUES:
+                self.values.add(_decode_value(values[code]))
         unwanted = wrong & _superseded_deletes(decoded)
         wrong &= ~unwanted
         rejections, unchanged = list(decoded.rejections), decoded.kept[nothing]
@@ -99,16 +99,18 @@ class Divider:
             rows, kept, codes = rows.filter(pa.array(stays)), kept[stays], codes[stays]
         # For rejected and waiting values, MAIN is only a placeholder: no row's code refers to it.
         targets = tuple(outcome if isinstance(outcome, str) else MAIN for outcome in destinations)
-        return Divided(Decoded(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
+        return DividedRows(DecodedChunk(rows, kept, rejections, decoded.drift), targets, codes, unchanged)
 
-    def divide_records(self, chunk: Chunk, located: Decoded, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
+    def divide_records(self, chunk: Chunk, located: DecodedChunk, alike: Mapping[Target, Target]) -> Iterator[Chunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
         `located` has rows with at least the column that selects the table. `alike` maps a target to another target with
         the same columns; their records share a chunk. Records without a row in `located` get the main table's schema.
         """
         codes, values = self._encode(chunk, located)
-        found = [outcome if isinstance(outcome, str) else NOWHERE for outcome in map(self._destination, values)]
+        found = [
+            outcome if isinstance(outcome, str) else UNKNOWN_TARGET for outcome in map(self._cached_destination, values)
+        ]
         targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in found)]
         number = {target: n for n, target in enumerate(targets)}
         of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
@@ -119,7 +121,7 @@ class Divider:
         for target in np.unique(of_record).tolist():
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
-    def _encode(self, chunk: Chunk, decoded: Decoded) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
+    def _encode(self, chunk: Chunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
         """Return each row's index in the list of distinct values, and this list."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.kept], return_inverse=True)
@@ -129,11 +131,11 @@ class Divider:
             values = column if pa.types.is_large_string(column.type) else pc.cast(column, pa.large_string())
         else:
             headers = header_column(chunk.headers, self._to.name, len(chunk)).take(decoded.kept)
-            values = arrow_binary(headers, pa.large_binary())
+            values = to_arrow_binary(headers, pa.large_binary())
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
-    def _destination(self, value: str | bytes | None) -> _Destination:
+    def _cached_destination(self, value: str | bytes | None) -> _Destination:
         if value not in self._destinations:
             if len(self._destinations) >= MAX_CACHED_VALUES:
                 self._destinations.clear()
@@ -144,26 +146,32 @@ class Divider:
         if value is None:
             return MAIN if self._to.to_main else self._rejection("has no value")
         try:
-            text = _text(value)
+            text = _decode_value(value)
         except UnicodeDecodeError:
             return self._rejection("its value is not UTF-8")
         if text in self._to.targets:
             return self._to.targets[text]
         if not self._to.makes:
-            return MAIN if self._to.to_main else self._rejection(f"{self._quote(text[:MAX_QUOTED])} has no table")
-        reason = refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
-        return self._rejection(f"{self._quote(text[:MAX_QUOTED])} gets no table: {reason}") if reason else None
+            return (
+                MAIN
+                if self._to.to_main
+                else self._rejection(f"{self._quote(text[:MAX_QUOTED_CHARACTERS])} has no table")
+            )
+        reason = find_refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
+        return (
+            self._rejection(f"{self._quote(text[:MAX_QUOTED_CHARACTERS])} gets no table: {reason}") if reason else None
+        )
 
     def _rejection(self, reason: str) -> Rejection:
         of = "" if self._to.by == "topic" else f" {self._to.name}"
         return Rejection(0, NO_TABLE, f"{self._to.by}{of}: {reason}")
 
 
-def _superseded_deletes(decoded: Decoded) -> NDArray[np.bool_]:
+def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:
     """Return a mask of deletes whose record also has an upsert. Without a table, such a delete does not change a
     row.
     """
-    again = line_numbers(decoded.kept) > 0
+    again = number_rows(decoded.kept) > 0
     if not again.any():
         return again
     return np.isin(decoded.kept, decoded.kept[again]) & _delete_mask(decoded.rows)
@@ -175,6 +183,6 @@ def _delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
     return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
 
 
-def _text(value: str | bytes | None) -> str:
+def _decode_value(value: str | bytes | None) -> str:
     """Decode a value as UTF-8; None becomes an empty string. Raises UnicodeDecodeError for invalid bytes."""
     return value.decode() if isinstance(value, bytes) else value or ""

@@ -23,11 +23,11 @@ MAX_BATCH_VALUES, MAX_BATCH_BYTES = 1_024, 2**20
 
 With the writer's default of 1,024 values, values of 100 KB make a page of 100 MB, which needs three times that memory.
 """
-MINIBLOCK = 32
+MINIBLOCK_VALUES = 32
 """Number of values of DELTA_BINARY_PACKED that share a bit width. Four such miniblocks form a block with one
 minimum.
 """
-RUN = 8
+PACKED_INDICES = 8
 """Number of indices that a dictionary page packs together if they differ (Parquet's RLE/bit-packing hybrid)."""
 DELTA, SPLIT = "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT"
 
@@ -43,7 +43,7 @@ class Encodings:
     batch_values: int = MAX_BATCH_VALUES
 
 
-def choose(rows: pa.Table, *, modern: bool) -> Encodings:
+def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
     """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
 
     Number and time columns get a dictionary only if it is smaller than the other encodings. All other columns get a
@@ -61,7 +61,7 @@ def choose(rows: pa.Table, *, modern: bool) -> Encodings:
             if _is_text(values.type):
                 widest = max(widest, values.nbytes / max(len(values), 1))
             else:
-                other = _instead_of_a_dictionary(values[:MAX_SAMPLED_ROWS])
+                other = _better_encoding(values[:MAX_SAMPLED_ROWS])
             if other is None:
                 use_dictionary.append(path)
             elif modern:
@@ -95,7 +95,7 @@ def _leaves(path: str, array: pa.Array) -> Iterator[tuple[str, pa.Array]]:
         yield path, array
 
 
-def _instead_of_a_dictionary(array: pa.Array) -> str | None:
+def _better_encoding(array: pa.Array) -> str | None:
     """Return an encoding that needs fewer bits than a dictionary.
 
     Returns None if a dictionary is best, or if the array has too few values for a comparison.
@@ -121,7 +121,7 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
     half = len(words) // 2
     before, distinct = (int(pc.count_distinct(pa.array(some)).as_py()) for some in (words[:half], words))
     changes = int(np.count_nonzero(words[1:] != words[:-1]))
-    indices: float = (distinct - 1).bit_length() * min(1.0, RUN * changes / len(words))
+    indices: float = (distinct - 1).bit_length() * min(1.0, PACKED_INDICES * changes / len(words))
     return indices + 8.0 * words.itemsize * (distinct - before) / (len(words) - half)
 
 
@@ -133,11 +133,11 @@ def _delta_bits(words: NDArray[Any]) -> float:
     """
     # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
-    blocks = len(differences) // (4 * MINIBLOCK)
+    blocks = len(differences) // (4 * MINIBLOCK_VALUES)
     if blocks == 0:
         above = (differences - differences.min()).view(f"u{words.itemsize}")
         return int(above.max()).bit_length()
-    table = differences[: blocks * 4 * MINIBLOCK].reshape(blocks, 4 * MINIBLOCK)
+    table = differences[: blocks * 4 * MINIBLOCK_VALUES].reshape(blocks, 4 * MINIBLOCK_VALUES)
     above = (table - table.min(axis=1, keepdims=True)).view(f"u{words.itemsize}")
-    greatest = above.reshape(-1, MINIBLOCK).max(axis=1)
+    greatest = above.reshape(-1, MINIBLOCK_VALUES).max(axis=1)
     return float(np.mean(np.ceil(np.log2(greatest.astype(np.float64) + 1))))

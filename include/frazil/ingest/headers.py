@@ -13,30 +13,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_arrays import fixed, read_only
+from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.compiled import compiled, load32
 
-LENGTHS = struct.Struct("<ii")
+HEADER_LENGTHS = struct.Struct("<ii")
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-def packed(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
+def pack_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
     """Return a record's headers as packed bytes; None if the record has no headers."""
     parts = []
     for name, value in headers or ():
         text = name.encode("utf-8", "surrogateescape")
-        parts += [LENGTHS.pack(len(text), NULL if value is None else len(value)), text, value or b"", b"\n"]
+        parts += [HEADER_LENGTHS.pack(len(text), NULL if value is None else len(value)), text, value or b"", b"\n"]
     return b"".join(parts) or None
 
 
-def unpacked(data: bytes | None) -> list[tuple[str, bytes | None]]:
+def unpack_headers(data: bytes | None) -> list[tuple[str, bytes | None]]:
     """Return the headers in packed bytes. Bytes of a name that are not UTF-8 are escaped with backslashes."""
     found, at, text = [], 0, data or b""
     while at < len(text):
-        name_bytes, value_bytes = LENGTHS.unpack_from(text, at)
-        at += LENGTHS.size
+        name_bytes, value_bytes = HEADER_LENGTHS.unpack_from(text, at)
+        at += HEADER_LENGTHS.size
         name = text[at : at + name_bytes].decode("utf-8", "backslashreplace")
         at += name_bytes
         found.append((name, None if value_bytes == NULL else text[at : at + value_bytes]))
@@ -52,12 +52,12 @@ def header_column(headers: BinaryColumn | None, name: str, count: int) -> Binary
     if headers is None:
         return BinaryColumn.nulls(count)
     places = np.empty((2, count), np.int64)
-    find_last(*fixed(headers), read_only(np.frombuffer(name.encode(), np.uint8)), places)
+    find_last_header(*as_loop_arguments(headers), read_only(np.frombuffer(name.encode(), np.uint8)), places)
     return BinaryColumn(headers.data, *places)
 
 
 @compiled
-def find_last(
+def find_last_header(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],
     lengths: NDArray[np.int64],
@@ -83,7 +83,7 @@ def find_last(
 
 
 @compiled
-def put32(to: Any, at: Any, value: Any) -> None:
+def write_int32(to: Any, at: Any, value: Any) -> None:
     """Write a little-endian int32."""
     for i in range(4):
         to[at + i] = value >> 8 * i & 255

@@ -27,7 +27,7 @@ import numpy as np
 
 from frazil.errors import EnvironmentUnusable
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 
 _LENGTH = struct.Struct("<Q")
 
@@ -44,25 +44,25 @@ class IsolatedDecoder:
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode a chunk. Raises the decoder's errors, and EnvironmentUnusable if a new child cannot decode."""
         answer = self._request(chunk)
         if isinstance(answer, int) and len(chunk) == 1:
-            self._check_child(self._child or self._start(), known_record(len(chunk.values[0] or b"")))
+            self._check_child(self._child or self._start(), harmless_record(len(chunk.values[0] or b"")))
             answer = self._request(chunk)
-        if isinstance(answer, Decoded):
+        if isinstance(answer, DecodedChunk):
             return answer
         if isinstance(answer, BaseException):
             raise answer
         if len(chunk) == 1:
             reason = f"decoding this record crashed the process (exit code {answer})"
-            nothing = self._here(chunk.piece(0, 0))
-            return Decoded(nothing.rows, nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
+            nothing = self._here(chunk.slice(0, 0))
+            return DecodedChunk(nothing.rows, nothing.kept, [Rejection(0, "DecoderCrashed", reason)])
         middle = len(chunk) // 2
-        return joined(
+        return join_results(
             [
-                self(chunk.piece(0, middle)).with_indexes(np.arange(middle)),
-                self(chunk.piece(middle, len(chunk))).with_indexes(np.arange(middle, len(chunk))),
+                self(chunk.slice(0, middle)).with_indexes(np.arange(middle)),
+                self(chunk.slice(middle, len(chunk))).with_indexes(np.arange(middle, len(chunk))),
             ]
         )
 
@@ -72,12 +72,12 @@ class IsolatedDecoder:
             self._child.kill()
             self._reap(self._child)
 
-    def _request(self, chunk: Chunk) -> Decoded | BaseException | int:
+    def _request(self, chunk: Chunk) -> DecodedChunk | BaseException | int:
         """Return the child's result or exception, or the child's exit code if it died."""
         child = self._child or self._start()
         try:
             _send(child.stdin, chunk)
-            answer: Decoded | BaseException = _receive(child.stdout)
+            answer: DecodedChunk | BaseException = _receive(child.stdout)
         except (EOFError, BrokenPipeError):
             return self._reap(child)
         return answer
@@ -90,7 +90,7 @@ class IsolatedDecoder:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        self._check_child(child, self._make, known_record())
+        self._check_child(child, self._make, harmless_record())
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
@@ -120,7 +120,7 @@ class IsolatedDecoder:
         return child.wait()
 
 
-def known_record(size: int = 0) -> bytes:
+def harmless_record(size: int = 0) -> bytes:
     """Return a harmless record of about `size` bytes, which every decoder can decode or reject."""
     return b"{" + b" " * (size - 2) + b"}"
 

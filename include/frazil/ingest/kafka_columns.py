@@ -24,19 +24,11 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka import (
-    CHUNK_BYTES,
-    CHUNK_RECORDS,
-    CONSUME_RECORDS,
-    WATERMARKS_TIMEOUT_S,
-    RangeReader,
-    consumer_properties,
-)
 from frazil.ingest.kafka_loop import (
     CHUNK_FULL,
     COUNT,
+    END_SLOTS,
     ENDED,
-    ENDS,
     HEADERS_END,
     HEADERS_NEEDED,
     KEYS_END,
@@ -46,9 +38,17 @@ from frazil.ingest.kafka_loop import (
     POSITION,
     RECORDS,
     VALUES_END,
-    take,
+    copy_records,
 )
-from frazil.kafka.client import client_errors
+from frazil.ingest.range_reader import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_RECORDS,
+    MAX_FETCH_RECORDS,
+    WATERMARKS_TIMEOUT_S,
+    RangeReader,
+    consumer_properties,
+)
+from frazil.kafka.client import translate_client_errors
 from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
 from frazil.kafka.tokens import split_properties
 from frazil.offsets.spans import TopicPartition
@@ -57,17 +57,17 @@ log = logging.getLogger(__name__)
 
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
 """Map syslog levels to Python's log levels. Lower syslog levels, which are more severe, are logged as errors."""
-_ROOM_BYTES = 2**20
+_INITIAL_BYTES = 2**20
 """Bytes of memory for the values, and for the keys, of the first chunk. Later chunks start with a little more memory
 than the previous chunk needed.
 """
 
 
-def compile_now() -> None:
+def compile_loop() -> None:
     """Compile the loop, or load it from the cache, so that a failure occurs before any message is fetched."""
-    empty, no_words = _Columns(0, 0, 0), np.zeros(0, np.int64)
+    empty, no_words = _ChunkColumns(0, 0, 0), np.zeros(0, np.int64)
     rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
-    take(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
+    copy_records(no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0)
 
 
 class ColumnReader(RangeReader):
@@ -77,7 +77,7 @@ class ColumnReader(RangeReader):
         super().__init__(properties, ranges, **limits)
         self._library = librdkafka()
         self._pid = os.getpid()
-        self._messages = np.zeros(CONSUME_RECORDS, np.int64)
+        self._messages = np.zeros(MAX_FETCH_RECORDS, np.int64)
         self._at = np.zeros(9, np.int64)
         self._work = np.zeros(3, np.int64)
         self._states = np.array([(r.start, r.end, r.start < r.end) for r in ranges], np.int64).reshape(-1, 3)
@@ -86,12 +86,12 @@ class ColumnReader(RangeReader):
         self._open_by_topic = Counter(topic for topic, _ in self._open)
         self._before = np.zeros(2, np.int64)
         self._set_known_topics({})
-        self._columns = _Columns(_ROOM_BYTES, _ROOM_BYTES, _ROOM_BYTES // 16)
+        self._columns = _ChunkColumns(_INITIAL_BYTES, _INITIAL_BYTES, _INITIAL_BYTES // 16)
         self._client: int | None = None
         settings, make_token = split_properties(consumer_properties(properties))
         on_token = self._library.token_callback(make_token) if make_token else None
-        self._callbacks = ErrorCallback(self._on_trouble), ThrottleCallback(self._on_wait), on_token
-        with client_errors():
+        self._callbacks = ErrorCallback(self._on_client_error), ThrottleCallback(self._on_throttle_event), on_token
+        with translate_client_errors():
             self._client = self._library.consumer(settings, *self._callbacks)
         self._log_lines = self._library.queue_new(self._client)
         self._library.set_log_queue(self._client, self._log_lines)
@@ -134,42 +134,42 @@ class ColumnReader(RangeReader):
         messages = self._messages.ctypes.data
         count = self._library.consume_batch_queue(self._queue, int(timeout_s * 1000), messages, wanted)
         self._at[NEXT], self._at[COUNT] = 0, max(count, 0)
-        self._pass_on_log_lines()
+        self._emit_log_lines()
         return int(self._at[COUNT])
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _take_full_chunks(self) -> Iterator[Chunk]:
         at, before = self._at, self._copied_totals()
-        while why := self._take():
+        while why := self._copy_records():
             if why == CHUNK_FULL:
-                yield from self._rest()
+                yield from self._take_last_chunk()
             elif why == NO_ROOM:
                 message = self._next_message()
                 self._columns.make_room(at, message.len, message.key_len, int(at[HEADERS_NEEDED]))
             elif why == NO_RECORD:
-                self._take_event()
+                self._handle_event()
             else:
                 self._learn_topic()
         records, size = self._copied_totals() - before
         if records:
             self._bytes_per_record = max(1.0, size / records - 2)  # value and key are each followed by a newline
 
-    def _rest(self) -> Iterator[Chunk]:
+    def _take_last_chunk(self) -> Iterator[Chunk]:
         if self._at[RECORDS]:
             self._before = self._copied_totals()
-            columns, self._columns = self._columns, self._columns.successor(self._at)
+            columns, self._columns = self._columns, self._columns.create_next(self._at)
             chunk = columns.chunk(self._at)
-            self._at[[RECORDS, *ENDS]] = 0
+            self._at[[RECORDS, *END_SLOTS]] = 0
             yield chunk
 
     def _copied_totals(self) -> NDArray[np.int64]:
         """Return the number of records copied so far, and the number of bytes of their values, keys and headers."""
         at = self._at
-        taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[ENDS].sum()])
+        taken: NDArray[np.int64] = self._before + np.array([at[RECORDS], at[END_SLOTS].sum()])
         return taken
 
-    def _take(self) -> int:
+    def _copy_records(self) -> int:
         columns, of = self._columns, self._library.addresses
-        why = take(
+        why = copy_records(
             self._messages,
             self._at,
             self._topics,
@@ -186,7 +186,7 @@ class ColumnReader(RangeReader):
         )
         if number := self._at[ENDED]:
             self._at[ENDED] = 0
-            self._finish(self._ended[:number].tolist())
+            self._finish_ranges(self._ended[:number].tolist())
         return why
 
     def _next_message(self) -> Message:
@@ -199,7 +199,7 @@ class ColumnReader(RangeReader):
         self._at[NEXT] += 1
         self._library.message_destroy(address)
 
-    def _take_event(self) -> None:
+    def _handle_event(self) -> None:
         """Remove the next message, which is an event, and handle it."""
         message = self._next_message()
         topic = self._library.topic_name(message.rkt).decode() if message.rkt else ""
@@ -225,18 +225,18 @@ class ColumnReader(RangeReader):
         rows = [(rkt, *self._partitions[name]) for rkt, name in known.items()]
         self._topics = np.array(rows, np.int64).reshape(-1, 3)
 
-    def _on_trouble(self, _: int, code: int, text: bytes, __: int) -> None:
+    def _on_client_error(self, _: int, code: int, text: bytes, __: int) -> None:
         """librdkafka's error callback. It runs in this thread, while this thread polls."""
         self._on_error(code, text.decode(errors="replace"))
 
-    def _on_wait(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
+    def _on_throttle_event(self, _: int, __: bytes, ___: int, milliseconds: int, ____: int) -> None:
         """librdkafka's throttle callback. It runs in this thread, while this thread polls."""
         self._on_throttle(milliseconds)
 
-    def _pending(self) -> int:
+    def _count_pending(self) -> int:
         return int(self._at[RECORDS])
 
-    def _pass_on_log_lines(self) -> None:
+    def _emit_log_lines(self) -> None:
         facility, text, level = c_char_p(), c_char_p(), c_int()
         while event := self._library.queue_poll(self._log_lines, 0):
             try:
@@ -247,18 +247,18 @@ class ColumnReader(RangeReader):
                 self._library.event_destroy(event)
 
 
-class _Columns:
+class _ChunkColumns:
     """The columns of the chunk that is being filled."""
 
     def __init__(self, values_bytes: int, keys_bytes: int, headers_bytes: int) -> None:
         self.values = np.empty(values_bytes, np.uint8)
         self.keys = np.empty(keys_bytes, np.uint8)
         self.headers = np.empty(headers_bytes, np.uint8)
-        self.value_places = np.empty((2, CHUNK_RECORDS), np.int64)
-        self.key_places = np.empty((2, CHUNK_RECORDS), np.int64)
-        self.header_places = np.empty((2, CHUNK_RECORDS), np.int64)
-        self.index = np.empty(CHUNK_RECORDS, np.int32)
-        self.places = np.empty((2, CHUNK_RECORDS), np.int64)
+        self.value_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.key_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.header_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.index = np.empty(MAX_CHUNK_RECORDS, np.int32)
+        self.places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
 
     def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
         """Return the arrays in the order of the loop's arguments."""
@@ -267,14 +267,14 @@ class _Columns:
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
         """Enlarge the arrays so that one more record of this size fits."""
-        self.values = _with_room(self.values, int(at[VALUES_END]), value_bytes + 1)
-        self.keys = _with_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
-        self.headers = _with_room(self.headers, int(at[HEADERS_END]), headers_bytes)
+        self.values = _ensure_room(self.values, int(at[VALUES_END]), value_bytes + 1)
+        self.keys = _ensure_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
+        self.headers = _ensure_room(self.headers, int(at[HEADERS_END]), headers_bytes)
 
-    def successor(self, at: NDArray[np.int64]) -> _Columns:
+    def create_next(self, at: NDArray[np.int64]) -> _ChunkColumns:
         """Return empty columns with memory for a quarter more bytes than are in use here."""
-        needed = (at[ENDS] * 5 // 4 + _ROOM_BYTES // 16).tolist()
-        return _Columns(*(min(size, CHUNK_BYTES) for size in needed))
+        needed = (at[END_SLOTS] * 5 // 4 + _INITIAL_BYTES // 16).tolist()
+        return _ChunkColumns(*(min(size, MAX_CHUNK_BYTES) for size in needed))
 
     def chunk(self, at: NDArray[np.int64]) -> Chunk:
         count, end = at[RECORDS], at[HEADERS_END]
@@ -287,7 +287,7 @@ class _Columns:
         )
 
 
-def _with_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
+def _ensure_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
     """Return the array, or a larger copy of it, that has room for `more` elements after `end`."""
     if end + more <= len(data):
         return data

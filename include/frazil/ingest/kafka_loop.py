@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.compiled import call, call64, call_for_three, compiled, load8, load32, load64, memcpy
-from frazil.ingest.headers import put32
-from frazil.ingest.kafka import CHUNK_BYTES
+from frazil.ingest.compiled import call, call64, call_with_outputs, compiled, load8, load32, load64, memcpy
+from frazil.ingest.headers import write_int32
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES
 from frazil.kafka.librdkafka import Message
 
 # Reasons why the loop stops.
 ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD, UNKNOWN_TOPIC = range(5)
 # The loop's state: the slots of its `at`.
 NEXT, COUNT, RECORDS, VALUES_END, KEYS_END, ENDED, HEADERS_END, HEADERS_NEEDED, ASKS = range(9)
-_SURE_EVERY = 64
-ENDS = [VALUES_END, KEYS_END, HEADERS_END]
+_CHECK_INTERVAL = 64
+END_SLOTS = [VALUES_END, KEYS_END, HEADERS_END]
 # Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
 POSITION, END, IS_OPEN = range(3)
 _RKT, _FIRST, _PARTITIONS = range(3)
@@ -36,7 +36,7 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 
 @compiled
-def length_of_text(address: Any) -> Any:
+def c_string_length(address: Any) -> Any:
     """Return the length of the C string at an address."""
     length = np.int64(0)
     while load8(address + length) != 0:
@@ -45,11 +45,11 @@ def length_of_text(address: Any) -> Any:
 
 
 @compiled
-def size_of_headers(headers: Any, get: int, work: Any) -> Any:
+def packed_headers_size(headers: Any, get: int, work: Any) -> Any:
     """Return the number of bytes of a record's headers when packed. `work` is scratch memory of three words."""
     index, size = np.int64(0), np.int64(0)
-    while call_for_three(get, headers, index, work.ctypes.data) == 0:
-        size += 9 + length_of_text(work[0])
+    while call_with_outputs(get, headers, index, work.ctypes.data) == 0:
+        size += 9 + c_string_length(work[0])
         if work[1] != 0:
             size += work[2]
         index += 1
@@ -60,11 +60,11 @@ def size_of_headers(headers: Any, get: int, work: Any) -> Any:
 def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
     """Write a record's headers in packed form (see `frazil.ingest.headers`)."""
     index = np.int64(0)
-    while call_for_three(get, headers, index, work.ctypes.data) == 0:
+    while call_with_outputs(get, headers, index, work.ctypes.data) == 0:
         name, value = work[0], work[1]
-        length, size = length_of_text(name), work[2] if value != 0 else np.int64(0)
-        put32(to, at, length)
-        put32(to, at + 4, size if value != 0 else NULL)
+        length, size = c_string_length(name), work[2] if value != 0 else np.int64(0)
+        write_int32(to, at, length)
+        write_int32(to, at + 4, size if value != 0 else NULL)
         memcpy(to.ctypes.data + at + 8, name, length)
         at += 8 + length
         memcpy(to.ctypes.data + at, value, size)
@@ -86,7 +86,7 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 
 
 @compiled
-def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
+def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
     messages: Any,
     at: Any,
     topics: Any,
@@ -127,7 +127,7 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the wo
     known_topic, topic = np.int64(0), 0
     why = ALL_TAKEN
     while i < count:
-        if record == capacity or values_end + keys_end + headers_end >= CHUNK_BYTES:
+        if record == capacity or values_end + keys_end + headers_end >= MAX_CHUNK_BYTES:
             why = CHUNK_FULL
             break
         message = messages[i]
@@ -158,10 +158,10 @@ def take(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the wo
                 header_list: Any = np.int64(0)
                 headers_length: Any = np.int64(0)
                 none = has_no_headers(message, leader_epoch)
-                asks = not none or at[ASKS] != 0 or offset % _SURE_EVERY == 0
+                asks = not none or at[ASKS] != 0 or offset % _CHECK_INTERVAL == 0
                 if asks and call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
                     header_list = work[0]
-                    headers_length = size_of_headers(header_list, get_header, work)
+                    headers_length = packed_headers_size(header_list, get_header, work)
                     if none and headers_length != 0:
                         at[ASKS] = 1
                 if (

@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import packed
-from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, WATERMARKS_TIMEOUT_S, RangeReader, consumer_properties
-from frazil.kafka.client import client_errors
+from frazil.ingest.headers import pack_headers
+from frazil.ingest.range_reader import (
+    MAX_CHUNK_BYTES,
+    MAX_CHUNK_RECORDS,
+    WATERMARKS_TIMEOUT_S,
+    RangeReader,
+    consumer_properties,
+)
+from frazil.kafka.client import translate_client_errors
 from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
@@ -37,11 +43,15 @@ class MessageReader(RangeReader):
         # The last row is for unknown topics, which have no partitions.
         self._firsts, self._sizes = np.array([*self._partitions.values(), (0, 0)], np.int32).T
         self._batch: list[Message] = []
-        self._unfinished = _Pending()
-        with client_errors():
+        self._unfinished = _UnfinishedChunk()
+        with translate_client_errors():
             self._consumer = create_client(
                 Consumer,
-                {**consumer_properties(properties), "error_cb": self._on_trouble, "throttle_cb": self._on_wait},
+                {
+                    **consumer_properties(properties),
+                    "error_cb": self._on_client_error,
+                    "throttle_cb": self._on_throttle_event,
+                },
             )
 
     def close(self) -> None:
@@ -62,56 +72,56 @@ class MessageReader(RangeReader):
         self._batch = self._consumer.consume(wanted, timeout_s)
         return len(self._batch)
 
-    def _on_trouble(self, error: KafkaError) -> None:
+    def _on_client_error(self, error: KafkaError) -> None:
         """librdkafka's error callback."""
         self._on_error(error.code(), error.str())
 
-    def _on_wait(self, event: Any) -> None:
+    def _on_throttle_event(self, event: Any) -> None:
         """librdkafka's throttle callback."""
         self._on_throttle(round(event.throttle_time * 1000))
 
-    def _pending(self) -> int:
+    def _count_pending(self) -> int:
         return self._unfinished.records
 
-    def _chunks(self) -> Iterator[Chunk]:
+    def _take_full_chunks(self) -> Iterator[Chunk]:
         batch, self._batch = self._batch, []
         records, size = self._unfinished.records, self._unfinished.bytes
         # `any` tests the errors' truth: comparing a KafkaError with None fails in confluent-kafka 2.16.
         if any(map(Message.error, batch)):
-            self._take_in_order(batch)
+            self._handle_in_order(batch)
         else:
-            self._add(batch)
+            self._add_batch(batch)
         records, size = self._unfinished.records - records, self._unfinished.bytes - size
         if records:
             self._bytes_per_record = max(1.0, size / records)
-        if self._unfinished.records >= CHUNK_RECORDS or self._unfinished.bytes >= CHUNK_BYTES:
-            yield from self._rest()
+        if self._unfinished.records >= MAX_CHUNK_RECORDS or self._unfinished.bytes >= MAX_CHUNK_BYTES:
+            yield from self._take_last_chunk()
 
-    def _take_in_order(self, batch: list[Message]) -> None:
+    def _handle_in_order(self, batch: list[Message]) -> None:
         """Handle a batch that contains events: each event is handled before the records that follow it."""
         begin = 0
         for place, event in enumerate(batch):
             error: Any = event.error()
             if error:
-                self._add(batch[begin:place])
+                self._add_batch(batch[begin:place])
                 begin = place + 1
                 at = (str(event.topic()), int(event.partition() or 0))
                 self._on_partition(error.code(), error.str(), at, int(event.offset() or 0))
-        self._add(batch[begin:])
+        self._add_batch(batch[begin:])
 
-    def _rest(self) -> Iterator[Chunk]:
+    def _take_last_chunk(self) -> Iterator[Chunk]:
         if self._unfinished.records:
-            pending, self._unfinished = self._unfinished, _Pending()
+            pending, self._unfinished = self._unfinished, _UnfinishedChunk()
             yield pending.chunk()
 
-    def _add(self, batch: list[Message]) -> None:
+    def _add_batch(self, batch: list[Message]) -> None:
         if not batch:
             return
         index = self._range_indexes(batch)
         offsets = np.fromiter(map(Message.offset, batch), np.int64, len(batch))
         wanted, ends = index >= 0, self._ends[index]
         if (last := wanted & (offsets >= ends - 1)).any():
-            self._finish(np.unique(index[last]).tolist())
+            self._finish_ranges(np.unique(index[last]).tolist())
         inside = wanted & (offsets < ends)
         if not inside.all():  # some messages belong to no range, or follow a range's end
             batch = [m for m, keep in zip(batch, inside.tolist(), strict=True) if keep]
@@ -129,7 +139,7 @@ class MessageReader(RangeReader):
         return np.where(known, self._lookup[places], np.int32(-1))
 
 
-class _Pending:
+class _UnfinishedChunk:
     """Collects messages until they fill a chunk."""
 
     def __init__(self) -> None:
@@ -146,7 +156,7 @@ class _Pending:
         """Copy the needed attributes now, so that the messages are freed while they are in the CPU cache."""
         values, keys = list(map(Message.value, messages)), list(map(Message.key, messages))
         found: Iterable[Any] = map(Message.headers, messages)
-        headers = [packed(some) if some else None for some in found]
+        headers = [pack_headers(some) if some else None for some in found]
         stamps = map(_timestamp_ms, map(Message.timestamp, messages))
         self.records += len(values)
         self.bytes += sum(map(len, filter(None, chain(values, keys, headers))))

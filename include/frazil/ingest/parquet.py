@@ -28,15 +28,15 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
-from frazil.ingest.required import revealed
+from frazil.ingest.required_fields import fill_hidden_nulls
 
-ROW_GROUP_BYTES = 128 * 2**20
-ROW_GROUP_ROWS = 1_048_576
-PAGE_BYTES = 2**20
-PAGE_ROWS = 20_000
-DICTIONARY_BYTES = 2 * 2**20
+DEFAULT_ROW_GROUP_BYTES = 128 * 2**20
+DEFAULT_ROW_GROUP_ROWS = 1_048_576
+DEFAULT_PAGE_BYTES = 2**20
+DEFAULT_PAGE_ROWS = 20_000
+DEFAULT_DICTIONARY_BYTES = 2 * 2**20
 """These are Iceberg's defaults for the table properties that `FileLayout.of` reads."""
-FORMAT_VERSION = "write.parquet.format-version"
+ENCODINGS_PROPERTY = "write.parquet.format-version"
 """Table property that selects the version of encodings. frazil sets it to v2 in new tables.
 
 Pages always have format v1.
@@ -54,7 +54,7 @@ class FileLayout:
     arrow_schema: pa.Schema
     row_group_bytes: int
     row_group_rows: int
-    modern: bool
+    allows_v2: bool
     """Whether encodings of v2 may be used."""
     writer_options: Mapping[str, Any]
     statistics: Mapping[int, Any]
@@ -100,9 +100,9 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
         spec=spec,
         order=SortOrder.model_validate_json(sort_order_json),
         arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
-        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", ROW_GROUP_BYTES),
-        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", ROW_GROUP_ROWS),
-        modern=_allows_v2(properties),
+        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", DEFAULT_ROW_GROUP_BYTES),
+        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS),
+        allows_v2=_allows_v2(properties),
         writer_options=_writer_options(properties),
         statistics=compute_statistics_plan(schema, properties),
         column_ids=parquet_path_to_id_mapping(schema),
@@ -122,9 +122,9 @@ def _positive_integer(properties: Mapping[str, str], name: str, default: int) ->
 
 
 def _allows_v2(properties: Mapping[str, str]) -> bool:
-    version = properties.get(FORMAT_VERSION, "v1")
+    version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):
-        raise SpecError(f"table property {FORMAT_VERSION}: {version!r} is not v1 or v2")
+        raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
     return version == "v2"
 
 
@@ -137,9 +137,11 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     return {
         "compression": codec,
         "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
-        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", PAGE_BYTES),
-        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", PAGE_ROWS),
-        "dictionary_pagesize_limit": _positive_integer(properties, "write.parquet.dict-size-bytes", DICTIONARY_BYTES),
+        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", DEFAULT_PAGE_BYTES),
+        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", DEFAULT_PAGE_ROWS),
+        "dictionary_pagesize_limit": _positive_integer(
+            properties, "write.parquet.dict-size-bytes", DEFAULT_DICTIONARY_BYTES
+        ),
         "store_schema": False,
         "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }
@@ -175,14 +177,14 @@ class ParquetFile:
     def write(self, rows: pa.Table) -> None:
         """Write rows as one or more row groups. The rows of one call must be sorted."""
         self._sorted_runs += 1
-        self._writer.write_table(revealed(rows), row_group_size=self._layout.row_group_rows)
+        self._writer.write_table(fill_hidden_nulls(rows), row_group_size=self._layout.row_group_rows)
 
     def close(self) -> StagedFile:
         """Finish the file. Readers can open the file only after this."""
         self._writer.close()
         size = self.bytes
         self._stream.close()
-        return self._staged(self._writer.writer.metadata, size)
+        return self._staged_file(self._writer.writer.metadata, size)
 
     def remove(self) -> None:
         """Close and delete the file, even if it is incomplete. The caller may ignore errors."""
@@ -193,7 +195,7 @@ class ParquetFile:
             if self._io:
                 self._io.delete(self.path)
 
-    def _staged(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
+    def _staged_file(self, metadata: pq.FileMetaData, size: int) -> StagedFile:
         layout = self._layout
         statistics = data_file_statistics_from_parquet_metadata(
             metadata, dict(layout.statistics), dict(layout.column_ids)
@@ -207,7 +209,7 @@ class ParquetFile:
             schema_id=layout.schema.schema_id,
             spec_id=layout.spec.spec_id,
             sort_order_id=layout.order.order_id if ordered else None,
-            partition=partition_bytes(layout, self._partition),
+            partition=encode_partition(layout, self._partition),
             column_sizes=statistics["column_sizes"],
             value_counts=statistics["value_counts"],
             null_value_counts=statistics["null_value_counts"],
@@ -219,7 +221,7 @@ class ParquetFile:
         )
 
 
-def partition_bytes(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
+def encode_partition(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
     """Encode partition values as Iceberg's single-value serialisation in base64."""
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives

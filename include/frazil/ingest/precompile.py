@@ -11,11 +11,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import PlainFormat, decoder
+from frazil.ingest.formats import PlainFormat, create_decoder
 from frazil.ingest.headers import header_column
-from frazil.ingest.kafka_columns import compile_now
+from frazil.ingest.kafka_columns import compile_loop
 
-COMPILED: tuple[PlainFormat, ...] = (
+COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     "json",
     {"type": "string", "column": "s"},
     {"type": "csv", "columns": ["s", "l"]},
@@ -26,11 +26,11 @@ COMPILED: tuple[PlainFormat, ...] = (
 
 
 def main() -> None:
-    compile_now()
+    compile_loop()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
     header_column(BinaryColumn.nulls(1), "h", 1)
-    for plain in COMPILED:
-        decoder(plain, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
+    for plain in COMPILED_FORMATS:
+        create_decoder(plain, schema, {})(Chunk.of_values([b'{"s":"x","l":1}']))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from frazil.ingest.contract import OffsetRange, RangeProgress
 
-NEVER = np.iinfo(np.int64).min
-MAX_PLACES = 10_000
+NO_EVENT_TIME = np.iinfo(np.int64).min
+MAX_BINCOUNT_SPAN = 10_000
 """Maximum span of window numbers that are counted with `bincount`."""
 MAX_WINDOWS = 1_000
 """Maximum number of windows for which rows are counted. With more windows, no window is counted.
@@ -36,7 +36,7 @@ class ProgressCounter:
         self._rejected = np.zeros(len(ranges), np.int64)
         self._dropped = np.zeros(len(ranges), np.int64)
         self._future = np.zeros(len(ranges), np.int64)
-        self._max_event_time = np.full(len(ranges), NEVER)
+        self._max_event_time = np.full(len(ranges), NO_EVENT_TIME)
 
     @property
     def records(self) -> int:
@@ -53,7 +53,7 @@ class ProgressCounter:
         records: NDArray[np.bool_] | None = None,
         of_windows: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Count rows. `range_index`, `event_times` and `timestamps_ms` (of Kafka) have one entry per row.
+        """Count rows. `range_index`, `rank_event_times` and `timestamps_ms` (of Kafka) have one entry per row.
 
         Event times are in microseconds since the epoch, UTC, and may be null. Kafka's timestamp is usually set by the
         producer's clock, so a timestamp after `now_ms` counts as `now_ms`. A timestamp below 0 is missing.
@@ -65,17 +65,17 @@ class ProgressCounter:
             return
         counted = range_index if records is None else range_index[records]
         self._records += np.bincount(counted, minlength=len(self._ranges))
-        times = (event_times.fill_null(NEVER) if event_times.null_count else event_times).to_numpy()
+        times = (event_times.fill_null(NO_EVENT_TIME) if event_times.null_count else event_times).to_numpy()
         if self.windows is not None and self._window_us is not None:
             counted_times = times if of_windows is None else times[of_windows]
-            known = counted_times[counted_times != NEVER] if event_times.null_count else counted_times
-            self.windows.update(_by_window(known, self._window_us))
+            known = counted_times[counted_times != NO_EVENT_TIME] if event_times.null_count else counted_times
+            self.windows.update(_count_by_window(known, self._window_us))
             self.windows = self.windows if len(self.windows) <= MAX_WINDOWS else None
         known_ms = np.where(timestamps_ms < 0, now_ms, np.minimum(timestamps_ms, now_ms))
         ahead = times > known_ms * 1000 + self._max_future_us
         if ahead.any():
             self._future += np.bincount(range_index[ahead], minlength=len(self._ranges))
-            times = np.where(ahead, NEVER, times)
+            times = np.where(ahead, NO_EVENT_TIME, times)
         # Kafka delivers records in runs of one partition. A maximum per run is cheaper than one per record.
         runs = np.flatnonzero(np.r_[True, range_index[1:] != range_index[:-1]])
         highest = np.maximum.reduceat(times, runs)
@@ -96,7 +96,7 @@ class ProgressCounter:
                 r.end,
                 records=int(self._records[i]),
                 rejected=int(self._rejected[i]),
-                max_event_time_us=None if self._max_event_time[i] == NEVER else int(self._max_event_time[i]),
+                max_event_time_us=None if self._max_event_time[i] == NO_EVENT_TIME else int(self._max_event_time[i]),
                 future=int(self._future[i]),
                 dropped=int(self._dropped[i]),
             )
@@ -104,7 +104,7 @@ class ProgressCounter:
         )
 
 
-def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
+def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
     """Map each window's start to its number of rows.
 
     Most chunks span few windows. For these, `bincount` takes a tenth of the time of sorting.
@@ -113,7 +113,7 @@ def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
         return {}
     numbers = times // window_us
     first, last = int(numbers.min()), int(numbers.max())
-    if last - first < MAX_PLACES:
+    if last - first < MAX_BINCOUNT_SPAN:
         counts = np.bincount(numbers - first)
         found = np.flatnonzero(counts)
         starts, rows = (found + first) * window_us, counts[found]
@@ -125,21 +125,21 @@ def _by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
 
 log = logging.getLogger(__name__)
 
-REPORT_EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 
 
-class Reporter:
+class ProgressReporter:
     """Reports the number of records that the task has read. If a report fails, the task continues."""
 
     def __init__(self, on_progress: Callable[[int], None]) -> None:
         self._on_progress = on_progress
-        self._due = time.monotonic() + REPORT_EVERY_S
+        self._due = time.monotonic() + REPORT_INTERVAL_S
         self._warned = False
 
-    def now_and_then(self, records: int) -> None:
+    def report_if_due(self, records: int) -> None:
         if time.monotonic() >= self._due:
             self(records)
-            self._due = time.monotonic() + REPORT_EVERY_S
+            self._due = time.monotonic() + REPORT_INTERVAL_S
 
     def __call__(self, records: int) -> None:
         try:

@@ -10,27 +10,27 @@ from functools import cache, partial
 from confluent_kafka import KafkaException
 
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka import RangeReader, consumer_properties
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.range_turns import TurnReader
+from frazil.ingest.range_passes import MultiPassReader
+from frazil.ingest.range_reader import RangeReader, consumer_properties
 from frazil.kafka.librdkafka import LibraryUnusable, librdkafka
 from frazil.kafka.tokens import METHOD, is_function, split_properties
 
 log = logging.getLogger(__name__)
 
-FORCED = "FRAZIL_KAFKA_READER"
+READER_VARIABLE = "FRAZIL_KAFKA_READER"
 """Environment variable of executors. Its value `messages` selects the slower reader, which uses message objects."""
-SLOW_READER = "Kafka records are read one by one, which costs more CPU"
+SLOW_READER_TEXT = "Kafka records are read one by one, which costs more CPU"
 
 
-def kafka_reader(
+def create_kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
-) -> RangeReader | TurnReader:
+) -> RangeReader | MultiPassReader:
     """Return a reader of these ranges. Several ranges may belong to one topic-partition. Errors name the stream.
 
     Raises SpecError.
     """
-    reason = why_messages(properties)
+    reason = find_slow_reader_reason(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
     if reason is None:
         from frazil.ingest.kafka_columns import ColumnReader  # it needs Numba, which may not work here
@@ -39,19 +39,19 @@ def kafka_reader(
     else:
         open_ranges = partial(MessageReader, properties, stream=stream)
     partitions = {(r.topic, r.partition) for r in ranges}
-    reader = open_ranges(ranges) if len(partitions) == len(ranges) else TurnReader(open_ranges, ranges)
-    reader.notice = reason and f"{SLOW_READER}: {reason}"
+    reader = open_ranges(ranges) if len(partitions) == len(ranges) else MultiPassReader(open_ranges, ranges)
+    reader.notice = reason and f"{SLOW_READER_TEXT}: {reason}"
     return reader
 
 
-def why_messages(properties: Mapping[str, str]) -> str | None:
+def find_slow_reader_reason(properties: Mapping[str, str]) -> str | None:
     """Return why records must be read as message objects; None if the fast reader can be used."""
-    if os.environ.get(FORCED) == "messages":
-        return f"the executor's {FORCED} requests it"
-    return _slow_reader_reason() or _properties_reason(properties)
+    if os.environ.get(READER_VARIABLE) == "messages":
+        return f"the executor's {READER_VARIABLE} requests it"
+    return _find_process_reason() or _find_properties_reason(properties)
 
 
-def _properties_reason(properties: Mapping[str, str]) -> str | None:
+def _find_properties_reason(properties: Mapping[str, str]) -> str | None:
     """Return why the fast reader cannot be used with these properties; None if it can."""
     if properties.get("sasl.mechanism", properties.get("sasl.mechanisms")) == "OAUTHBEARER":
         method = properties.get(METHOD, "default")
@@ -66,18 +66,18 @@ def _properties_reason(properties: Mapping[str, str]) -> str | None:
 
 
 @cache
-def _slow_reader_reason() -> str | None:
+def _find_process_reason() -> str | None:
     """Return why this process cannot use the fast reader; None if it can. Checks and logs this only once."""
     try:
         librdkafka()
-        from frazil.ingest.kafka_columns import compile_now  # importing it may fail, and takes a moment
+        from frazil.ingest.kafka_columns import compile_loop  # importing it may fail, and takes a moment
 
-        compile_now()
+        compile_loop()
     except LibraryUnusable as error:
         reason = f"librdkafka: {error}"
     except Exception as error:
         reason = f"the reading loop cannot be compiled on this host: {type(error).__name__}: {error}"
     else:
         return None
-    log.warning("%s: %s", SLOW_READER, reason)
+    log.warning("%s: %s", SLOW_READER_TEXT, reason)
     return reason

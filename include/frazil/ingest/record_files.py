@@ -29,16 +29,16 @@ from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
-from frazil.ingest.coordinates import NAMES
-from frazil.ingest.formats import decoder
-from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS
+from frazil.ingest.coordinates import COORDINATE_COLUMNS
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 
-PARQUET = frozenset({".parquet"})
-JSON_LINES = frozenset({".jsonl", ".ndjson", ".json"})
-DEAD_LETTER_COLUMNS = (*NAMES, "key", "value", "headers")
-IDENTITY = NAMES[:3]
-DEAD_LETTER_ROWS = 10_000
+PARQUET_SUFFIXES = frozenset({".parquet"})
+JSON_LINES_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
+DEAD_LETTER_COLUMNS = (*COORDINATE_COLUMNS, "key", "value", "headers")
+IDENTITY = COORDINATE_COLUMNS[:3]
+MAX_DEAD_LETTER_BATCH_ROWS = 10_000
 
 _COORDINATES = Schema(
     NestedField(1, "kafka_topic", StringType(), required=True),
@@ -68,22 +68,22 @@ class FileRecords:
 
 
 def is_record_file(path: str) -> bool:
-    return PurePosixPath(path).suffix in {*PARQUET, *JSON_LINES, DEAD_LETTERS_SUFFIX}
+    return PurePosixPath(path).suffix in {*PARQUET_SUFFIXES, *JSON_LINES_SUFFIXES, DEAD_LETTERS_SUFFIX}
 
 
-def coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
+def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
 
     Raises SpecError for a file, column or line that cannot be used. If it does not raise, the file can be staged.
     """
     with _name_file_in_errors(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
-            pieces = _dead_letters(path, io)
-        elif PurePosixPath(path).suffix in PARQUET:
+            pieces = _read_dead_letters(path, io)
+        elif PurePosixPath(path).suffix in PARQUET_SUFFIXES:
             needed = [f.name for f in schema.fields if f.required]
-            pieces = _parquet(path, io, schema, wanted=needed)
+            pieces = _read_parquet(path, io, schema, wanted=needed)
         else:
-            pieces = _json_lines(path, io)
+            pieces = _read_json_lines(path, io)
         for piece in pieces:
             yield piece.coordinates
 
@@ -109,7 +109,9 @@ class FileReader:
         self._unseal = unseal or Unsealer(None, sensitive=False)
         self._files, self._io, self._schema = files, io, schema
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
-        by_partition = groupby(sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _place)
+        by_partition = groupby(
+            sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), _topic_partition
+        )
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
 
     def __enter__(self) -> FileReader:
@@ -121,28 +123,28 @@ class FileReader:
     def __iter__(self) -> Iterator[Chunk]:
         """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
         for file in self._files:
-            if not any(self._may_hold(r) for r in file.ranges):
+            if not any(self._may_contain(r) for r in file.ranges):
                 continue
             with _name_file_in_errors(file.path):
                 for records in self._read(file.path):
-                    found = self._find(records.coordinates)
+                    found = self._find_ranges(records.coordinates)
                     if (kept := np.flatnonzero(found >= 0)).size:
-                        yield _chunk(records, kept, found[kept], self._unseal)
+                        yield _build_chunk(records, kept, found[kept], self._unseal)
 
     def _read(self, path: str) -> Iterator[FileRecords]:
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
-            return _dead_letters(path, self._io)
-        if PurePosixPath(path).suffix not in PARQUET:
-            return _json_lines(path, self._io)
+            return _read_dead_letters(path, self._io)
+        if PurePosixPath(path).suffix not in PARQUET_SUFFIXES:
+            return _read_json_lines(path, self._io)
         offset = ds.field("kafka_offset")
         within = (offset >= self._lowest) & (offset < self._end)
-        return _parquet(path, self._io, self._schema, within=within)
+        return _read_parquet(path, self._io, self._schema, within=within)
 
-    def _may_hold(self, some: OffsetRange) -> bool:
+    def _may_contain(self, some: OffsetRange) -> bool:
         starts, ends, _ = self._ranges.get((some.topic, some.partition), np.empty((3, 0), np.int64))
         return bool(((starts < some.end) & (some.start < ends)).any())
 
-    def _find(self, table: pa.Table) -> NDArray[np.int32]:
+    def _find_ranges(self, table: pa.Table) -> NDArray[np.int32]:
         """Return the index of each record's range; -1 if no range contains the record."""
         partitions, offsets = (table[name].to_numpy() for name in IDENTITY[1:])
         found = np.full(len(table), -1, np.int32)
@@ -154,11 +156,13 @@ class FileReader:
         return found
 
 
-def _place(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
+def _topic_partition(found: tuple[str, int, int, int, int]) -> tuple[str, int]:
     return found[:2]
 
 
-def _chunk(records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer) -> Chunk:
+def _build_chunk(
+    records: FileRecords, kept: NDArray[np.int64], range_index: NDArray[np.int32], unseal: Unsealer
+) -> Chunk:
     table = records.coordinates.take(kept)
     micros = table["kafka_timestamp"].cast(pa.int64())
     stamps = pc.fill_null(pc.divide(micros, 1000), -1).to_numpy()
@@ -183,7 +187,7 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
     return dead_letters
 
 
-def _parquet(
+def _read_parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
     """Yield a Parquet file's records.
@@ -194,29 +198,32 @@ def _parquet(
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
         found = check_columns(path, fragment, schema, _COORDINATES)
-        columns = [name for name in (*NAMES, *names) if name in found]
-        for batch in fragment.to_batches(columns=columns, filter=within, batch_size=CHUNK_RECORDS):
+        columns = [name for name in (*COORDINATE_COLUMNS, *names) if name in found]
+        for batch in fragment.to_batches(columns=columns, filter=within, batch_size=MAX_CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
             table = cast_columns(path, rows, _COORDINATES)
             yield FileRecords(table, rows=cast_columns(path, rows, schema.select(*names)))
 
 
-def _dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
+def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
-        for batch in pq.ParquetFile(source).iter_batches(DEAD_LETTER_ROWS):
+        for batch in pq.ParquetFile(source).iter_batches(MAX_DEAD_LETTER_BATCH_ROWS):
             rows = pa.Table.from_batches([batch])
-            yield FileRecords(rows.select(NAMES), dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(NAMES) :]))
+            yield FileRecords(
+                rows.select(COORDINATE_COLUMNS),
+                dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(COORDINATE_COLUMNS) :]),
+            )
 
 
 def _pack_headers(headers: list[list[dict[str, Any]] | None]) -> list[bytes | None]:
-    from frazil.ingest.headers import packed  # loads Numba, which only a reader's process has
+    from frazil.ingest.headers import pack_headers  # loads Numba, which only a reader's process has
 
-    return [packed((header["name"], header["value"]) for header in of or ()) for of in headers]
+    return [pack_headers((header["name"], header["value"]) for header in of or ()) for of in headers]
 
 
-def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
-    read, number = decoder("json", _COORDINATES, {}), 1
-    for block in _lines(path, io):
+def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
+    read, number = create_decoder("json", _COORDINATES, {}), 1
+    for block in _read_lines(path, io):
         numbers = [i for i, line in enumerate(block) if line.strip()]
         lines = [block[i].strip() for i in numbers]
         decoded = read(Chunk.of_values(lines))
@@ -231,11 +238,11 @@ def _json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
         number += len(block)
 
 
-def _lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
+def _read_lines(path: str, io: FileIO) -> Iterator[list[bytes]]:
     """Read a file in blocks, and yield the lines of each block as a list."""
     rest = b""
     with io.new_input(path).open() as source:
-        while block := source.read(CHUNK_BYTES):
+        while block := source.read(MAX_CHUNK_BYTES):
             *lines, rest = (rest + block).split(b"\n")
             yield lines
     yield [rest]
@@ -249,14 +256,14 @@ def _name_file_in_errors(path: str) -> Iterator[None]:
         raise SpecError(f"{path} cannot be read: {error}. Fix the file or leave it out") from error
 
 
-_Test = Callable[[pa.DataType], bool]
+_TypeTest = Callable[[pa.DataType], bool]
 
-_NESTED: tuple[_Test, ...] = (
+_NESTED_KINDS: tuple[_TypeTest, ...] = (
     pa.types.is_struct,
     pa.types.is_map,
     lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
 )
-_FAMILIES: tuple[_Test, ...] = (
+_TYPE_FAMILIES: tuple[_TypeTest, ...] = (
     pa.types.is_boolean,
     pa.types.is_signed_integer,
     pa.types.is_floating,
@@ -282,7 +289,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
                         "the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
                     )
             # INT96 is always a UTC timestamp, although Arrow reads it as one without a zone.
-            elif not fits(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
+            elif not can_cast(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
                 raise SpecError(
                     f"{path}: column {name} has type {kind}, which cannot become the table's {declared.field_type}. "
                     "Write the file again with that type"
@@ -310,31 +317,31 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 
-def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether every value of type `found` can be stored as type `wanted`. Nanoseconds may be lost."""
     if pa.types.is_dictionary(found):
-        return fits(found.value_type, wanted)
+        return can_cast(found.value_type, wanted)
     if pa.types.is_nested(wanted):
-        return _nested_fit(found, wanted)
+        return _can_cast_nested(found, wanted)
     if pa.types.is_timestamp(wanted):
         return pa.types.is_timestamp(found) and (found.tz is None) == (wanted.tz is None)
     if pa.types.is_decimal(wanted):
         alike = pa.types.is_decimal(found) and found.scale == wanted.scale
         return bool(alike and found.precision <= wanted.precision)
-    family = next((of for of in _FAMILIES if of(wanted)), None)
+    family = next((of for of in _TYPE_FAMILIES if of(wanted)), None)
     return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
 
 
-def _nested_fit(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _can_cast_nested(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Return whether every value of a nested type can be stored as another nested type.
 
     Structs must have the same field names in the same order. The parts of lists and maps may have other names.
     """
-    if not any(of(found) and of(wanted) for of in _NESTED):
+    if not any(of(found) and of(wanted) for of in _NESTED_KINDS):
         return False
     ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
     named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
-    return named and all(fits(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
+    return named and all(can_cast(a.type, b.type) for a, b in zip(theirs, ours, strict=True))
 
 
 def _width(kind: pa.DataType) -> int:

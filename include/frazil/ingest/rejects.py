@@ -9,7 +9,7 @@ from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
 from frazil.offsets.spans import TopicPartition
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 
 MAX_SAMPLES = 3
 """Maximum number of samples per error class."""
@@ -37,15 +37,15 @@ class RejectCounter:
             first = self._first.get(index)
             samples = self._samples.setdefault(rejection.error_class, [])
             if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
-                reject = self._reject(index, offset, rejection)
+                reject = self._build_reject(index, offset, rejection)
                 if first is None or offset < first.offset:
                     self._first[index] = reject
                 if len(samples) < MAX_SAMPLES:
                     samples.append(reject)
 
-    def _reject(self, index: int, offset: int, rejection: Rejection) -> Reject:
+    def _build_reject(self, index: int, offset: int, rejection: Rejection) -> Reject:
         of = self._ranges[index]
-        return Reject(of.topic, of.partition, offset, rejection.error_class, _one_line(rejection.error))
+        return Reject(of.topic, of.partition, offset, rejection.error_class, _as_one_line(rejection.error))
 
     def result(self) -> Rejects:
         samples = tuple(reject for few in self._samples.values() for reject in few)
@@ -64,18 +64,18 @@ def join_rejects(parts: Iterable[Rejects]) -> Rejects:
             first[at] = min(first.get(at, reject), reject, key=_offset)
         for reject in part.samples:
             samples.setdefault(reject.error_class, []).append(reject)
-    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_place)[:MAX_SAMPLES])
-    return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_place)), tuple(few))
+    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_sort_key)[:MAX_SAMPLES])
+    return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_sort_key)), tuple(few))
 
 
 def _offset(reject: Reject) -> int:
     return reject.offset
 
 
-def _place(reject: Reject) -> tuple[str, int, int]:
+def _sort_key(reject: Reject) -> tuple[str, int, int]:
     return (reject.topic, reject.partition, reject.offset)
 
 
-def _one_line(text: str) -> str:
+def _as_one_line(text: str) -> str:
     """Return the text without characters that break a log line."""
-    return safe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
+    return escape_unsafe(text[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 
-from frazil.ingest.changes import KEPT
+from frazil.ingest.changes import KEPT_COLUMNS
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
-from frazil.ingest.destinations import MAIN, Divided
+from frazil.ingest.destinations import MAIN, DividedRows
 from frazil.ingest.parquet import FileLayout
-from frazil.ingest.write import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
-from frazil.spec.former_columns import former_columns, names_in_rows
+from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, held_bytes
+from frazil.spec.former_columns import find_names_in_rows, parse_former_columns
 
-NO_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
+EMPTY_NAMES: Mapping[str, Collection[str]] = MappingProxyType({})
 FIELD_ID = b"PARQUET:field_id"
 """The metadata key under which an Arrow field stores its column's field id."""
 
@@ -52,21 +52,21 @@ class RoutedWriters:
         self._waiting_bytes = 0
         self._held = 0
 
-    def add(self, divided: Divided) -> None:
+    def add(self, divided: DividedRows) -> None:
         """Add the rows of all tables except the main table."""
         for target in divided.targets:
             self._codes.setdefault(target, len(self._codes))
         codes = np.array([self._codes[target] for target in divided.targets], np.int64)[divided.codes]
-        mine = ~divided.of_main
+        mine = ~divided.main_mask
         if not mine.any():
             return
         rows = divided.decoded.rows if mine.all() else divided.decoded.rows.filter(pa.array(mine))
         self._waiting.append((rows, codes[mine]))
         self._waiting_bytes += held_bytes(rows)
         if self._waiting_bytes >= self._undivided_bytes:
-            self._divide()
+            self._divide_waiting()
 
-    def _divide(self) -> None:
+    def _divide_waiting(self) -> None:
         """Divide the collected rows among the tables, and pass them to the tables' writers."""
         if not self._waiting:
             return
@@ -82,10 +82,10 @@ class RoutedWriters:
 
     def _write(self, rows: pa.Table, codes: NDArray[np.int64]) -> None:
         targets = list(self._codes)
-        for code, part in _parts(rows, codes):
-            writer = self._writer(targets[code])
+        for code, part in _split_by_code(rows, codes):
+            writer = self._writer_for(targets[code])
             self._held -= writer.held
-            writer.add(fitted(part, writer.layout.arrow_schema, self._names(targets[code])))
+            writer.add(fit_rows(part, writer.layout.arrow_schema, self._names(targets[code])))
             self._held += writer.held
         while self._held > self._buffer_bytes:
             largest = max(self._writers.values(), key=lambda writer: writer.held)
@@ -93,14 +93,14 @@ class RoutedWriters:
             largest.release()
             self._held += largest.held
 
-    def rehearse(self, divided: Divided) -> None:
+    def rehearse(self, divided: DividedRows) -> None:
         """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
-        for code, rows in _parts(divided.decoded.rows, divided.codes):
+        for code, rows in _split_by_code(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
-                writer = self._writer(target)
-                writer.rehearse(fitted(rows, writer.layout.arrow_schema, self._names(target)))
+                writer = self._writer_for(target)
+                writer.rehearse(fit_rows(rows, writer.layout.arrow_schema, self._names(target)))
 
-    def _writer(self, target: Target) -> TableWriter:
+    def _writer_for(self, target: Target) -> TableWriter:
         if target not in self._writers:
             table = self._context.targets[target]
             layout = dataclasses.replace(self._layout(table, target), target=target)
@@ -133,7 +133,7 @@ class RoutedWriters:
 
     def finish(self) -> list[StagedFile]:
         """Write the buffered rows and close every file."""
-        self._divide()
+        self._divide_waiting()
         return [file for writer in self._writers.values() for file in writer.finish()]
 
     def abort(self) -> None:
@@ -142,7 +142,7 @@ class RoutedWriters:
             writer.abort()
 
 
-def _parts(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
+def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
     """Split the rows by code. Each part is a copy, so that it does not keep the other parts in memory."""
     if len(codes) == 0:
         return []
@@ -162,16 +162,16 @@ def other_names(
 ) -> dict[str, set[str]]:
     """Map each column of the table `own` to the other names that it may have in rows of the table `main`.
 
-    The arguments are the schemas (as JSON) and properties of both tables; see `names_in_rows`.
+    The arguments are the schemas (as JSON) and properties of both tables; see `find_names_in_rows`.
     """
-    own_former, main_former = former_columns(own_properties), former_columns(main_properties)
+    own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}
     schemas = (Schema.model_validate_json(text) for text in (own, main))
-    return names_in_rows(next(schemas), own_former, next(schemas), main_former)
+    return find_names_in_rows(next(schemas), own_former, next(schemas), main_former)
 
 
-def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = NO_NAMES) -> pa.Table:
+def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
     """Convert rows with the main table's columns to another table's schema. Columns that the rows do not have are null.
 
     Columns are matched by name. `other_names` maps a column to the other names that it may have in the rows.
@@ -185,7 +185,7 @@ def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collecti
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)
-    rows = _with_own_ids(rows, schema)
+    rows = _translate_omitted(rows, schema)
     arrays = [
         rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
         for field in schema
@@ -193,16 +193,16 @@ def fitted(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collecti
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _with_own_ids(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return the rows with the lists of omitted columns (`_frazil_kept`) translated to the field ids of `schema`."""
-    at = rows.schema.get_field_index(KEPT)
+    at = rows.schema.get_field_index(KEPT_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows
-    names, own = {i: name for name, i in _ids(rows.schema).items()}, _ids(schema)
+    names, own = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
     lists = [found and [own[name] for i in found if (name := names[i]) in own] for found in rows.column(at).to_pylist()]
     return rows.set_column(at, rows.schema.field(at), pa.array(lists, rows.schema.field(at).type))
 
 
-def _ids(schema: pa.Schema) -> dict[str, int]:
+def _field_ids(schema: pa.Schema) -> dict[str, int]:
     """Map each column's name to its field id."""
     return {f.name: int(f.metadata[FIELD_ID]) for f in schema if f.metadata and FIELD_ID in f.metadata}

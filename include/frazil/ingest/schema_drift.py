@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 
 MIXED = "mixed"
 """The type of values that have no common type."""
-DEEPEST = 20
+MAX_NESTING = 20
 """Maximum nesting depth. Deeper values are MIXED and get no column, because query engines limit the depth of
 schemas.
 """
@@ -28,13 +28,13 @@ MAX_OBJECT_FIELDS = 1_000
 """Maximum number of an object's fields. An object with more is MIXED, because its keys are data (such as ids), not
 names.
 """
-CROWD = "\0"
+TOO_MANY_FIELDS = "\0"
 """Replaces the names of an object's new fields if there are too many. No column can have this name."""
 MAX_NEW_FIELDS = 10_000
 """Maximum number of new fields that are reported. The first ones in path order are kept, whatever the order of
 records.
 """
-MAX_NAMES = 8
+MAX_REPORTED_NAMES = 8
 """Maximum number of field names that are reported for records in which no field fills a column."""
 MAX_NAME_CHARACTERS = 64
 _LONGS = range(-(2**63), 2**63)
@@ -78,7 +78,7 @@ FoundType = None | str | ListOf | StructOf | MapOf
 """A type found in values; None if all values were null. A string is a primitive type's name, or MIXED."""
 
 
-class Within(NamedTuple):
+class DriftScope(NamedTuple):
     """A struct of the records that is searched for new fields. The fields' paths are relative to the struct."""
 
     path: Path = ()
@@ -89,14 +89,14 @@ class Within(NamedTuple):
     values: frozenset[str] = frozenset()
 
 
-WHOLE = (Within(),)
+WHOLE_RECORD = (DriftScope(),)
 
 
 @runtime_checkable
 class DriftDecoder(Protocol):
-    """A decoder that can report new fields and types of records, in `Decoded.drift`."""
+    """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Start reporting new fields and, if `widening`, the columns that must become wider or optional.
 
         All structs in `within` must have the same fields. A decoder that compares writer schemas, not records, ignores
@@ -125,9 +125,9 @@ class SchemaDrift:
     unplaced: int = 0
     """Number of change events without a position in the source's log, which orders changes."""
 
-    def within(self, parts: Sequence[Within]) -> SchemaDrift:
+    def within(self, parts: Sequence[DriftScope]) -> SchemaDrift:
         """Return the drift inside these structs. Each path becomes relative to its struct."""
-        if parts == WHOLE:
+        if parts == WHOLE_RECORD:
             return self
         new = [
             (path[len(p) :], found_type) for p, *_ in parts for path, found_type in self.new.items() if _is_in(path, p)
@@ -138,7 +138,7 @@ class SchemaDrift:
             SchemaDrift(wider={path: kind}) for path, kind in wider
         ]
         here = SchemaDrift(optional=optional, records=self.records if new else 0)
-        return joined_drift([here, self.without_changes(), *each])
+        return join_drift([here, self.without_changes(), *each])
 
     def without_changes(self) -> SchemaDrift:
         """Return only what is counted: unknown records, casts and changes without a position."""
@@ -154,7 +154,7 @@ class SchemaDrift:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "new": [[path, _plain(found_type)] for path, found_type in self.new.items()],
+            "new": [[path, _to_plain(found_type)] for path, found_type in self.new.items()],
             "wider": [[path, kind] for path, kind in self.wider.items()],
             "optional": sorted(self.optional),
             "records": self.records,
@@ -184,7 +184,7 @@ def _is_in(path: Path, part: Path) -> bool:
     return len(path) > len(part) and path[: len(part)] == part
 
 
-def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
+def join_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
     """Join several drifts into one."""
     new: dict[Path, FoundType] = {}
     wider: dict[Path, str] = {}
@@ -198,22 +198,22 @@ def joined_drift(parts: Iterable[SchemaDrift]) -> SchemaDrift:
         unknown += part.unknown
         names.update(part.names)
         for path, found_type in part.new.items():
-            new[path] = merged(new.get(path), found_type)
+            new[path] = merge_types(new.get(path), found_type)
         for path, kind in part.wider.items():
             wider[path] = wider_of(wider.get(path, kind), kind)
         optional |= part.optional
         records += part.records
     if len(new) > MAX_NEW_FIELDS:
         new = {path: new[path] for path in nsmallest(MAX_NEW_FIELDS, new)}
-    return SchemaDrift(new, wider, frozenset(optional), records, unknown, some_names(names), dict(cast), unplaced)
+    return SchemaDrift(new, wider, frozenset(optional), records, unknown, select_names(names), dict(cast), unplaced)
 
 
-def some_names(names: Iterable[str]) -> tuple[str, ...]:
+def select_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return a few of the names, shortened."""
-    return tuple(nsmallest(MAX_NAMES, {name[:MAX_NAME_CHARACTERS] for name in names}))
+    return tuple(nsmallest(MAX_REPORTED_NAMES, {name[:MAX_NAME_CHARACTERS] for name in names}))
 
 
-def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
+def merge_types(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
     """Return the narrowest type that holds the values of both types; MIXED if none does."""
     if one is None:
         return other
@@ -221,15 +221,15 @@ def merged(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a 
         return one
     match one, other:
         case ListOf(), ListOf():
-            element = merged(one.element, other.element)
+            element = merge_types(one.element, other.element)
             return one if element is one.element else ListOf(element)
         case StructOf(), StructOf():
             return _merge_structs(one, other)
         case MapOf(), MapOf():
-            value = merged(one.value, other.value)
+            value = merge_types(one.value, other.value)
             return one if value is one.value else MapOf(value)
         case str(), str():
-            return one if one == other else _merge_names(one, other)
+            return one if one == other else _merge_primitives(one, other)
     return MIXED
 
 
@@ -239,7 +239,7 @@ def _merge_structs(one: StructOf, other: StructOf) -> FoundType:
     This takes time linear in the size of `other`, except if `one` changes. That can happen only a limited number of
     times.
     """
-    parts = {name: merged(one.fields.get(name), part) for name, part in other.fields.items()}
+    parts = {name: merge_types(one.fields.get(name), part) for name, part in other.fields.items()}
     if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
         return one
     return struct_of({**one.fields, **parts})
@@ -250,10 +250,10 @@ def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
-def _merge_names(one: str, other: str) -> str:
+def _merge_primitives(one: str, other: str) -> str:
     if one in _NUMBERS and other in _NUMBERS:
         return "long" if {one, other} == {"int", "long"} else "double"
-    decimals = _decimal(one), _decimal(other)
+    decimals = _parse_decimal(one), _parse_decimal(other)
     if decimals[0] and decimals[1] and decimals[0][1] == decimals[1][1]:
         return wider_of(one, other)
     return MIXED
@@ -264,7 +264,7 @@ def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 
 
     An integer is a long or, if it needs more than 64 bits, a double.
     """
-    if depth > DEEPEST:
+    if depth > MAX_NESTING:
         return MIXED
     match value:
         case None:
@@ -280,22 +280,22 @@ def type_of_value(value: object, depth: int = 0) -> FoundType:  # noqa: PLR0911 
         case list():
             element: FoundType = None
             for part in value:
-                element = merged(element, type_of_value(part, depth + 1))
+                element = merge_types(element, type_of_value(part, depth + 1))
             return ListOf(element)
         case dict():
             return struct_of({name: type_of_value(part, depth + 1) for name, part in value.items()})
     return MIXED
 
 
-def is_open(found_type: FoundType) -> bool:
+def has_unknown_part(found_type: FoundType) -> bool:
     """Return whether a part of the type is unknown, because all of its values were null or missing."""
     match found_type:
         case ListOf():
-            return is_open(found_type.element)
+            return has_unknown_part(found_type.element)
         case StructOf():
-            return not found_type.fields or any(map(is_open, found_type.fields.values()))
+            return not found_type.fields or any(map(has_unknown_part, found_type.fields.values()))
         case MapOf():
-            return is_open(found_type.value)
+            return has_unknown_part(found_type.value)
     return found_type is None
 
 
@@ -308,36 +308,36 @@ class NewField:
     problem: str = ""
 
 
-def new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
+def find_new_fields(schema_drift: SchemaDrift) -> Iterator[NewField]:
     """Yield each new field, followed by the problems inside it. Fields that were always null are omitted."""
     for path, found_type in sorted(schema_drift.new.items()):
-        yield from _new_field(path, found_type)
+        yield from _convert_field(path, found_type)
 
 
-def _new_field(path: Path, found_type: FoundType) -> Iterator[NewField]:
-    if problem := name_problem(path[-1]):
-        yield NewField((*path[:-1], "*") if path[-1] == CROWD else path, None, problem)
+def _convert_field(path: Path, found_type: FoundType) -> Iterator[NewField]:
+    if problem := find_name_problem(path[-1]):
+        yield NewField((*path[:-1], "*") if path[-1] == TOO_MANY_FIELDS else path, None, problem)
         return
     inside: list[NewField] = []
-    made = _type(path, found_type, inside, count(1))
+    made = _convert_type(path, found_type, inside, count(1))
     if made is not None:
         yield NewField(path, made)
     yield from inside
 
 
-def _type(
+def _convert_type(
     path: Path, found_type: FoundType, problems: list[NewField], ids: Iterator[int]
 ) -> iceberg.IcebergType | None:
-    if len(path) > DEEPEST + 1 and found_type is not None:
+    if len(path) > MAX_NESTING + 1 and found_type is not None:
         found_type = MIXED
     match found_type:
         case None:
             return None
         case ListOf():
-            element = _type((*path, "element"), found_type.element, problems, ids)
+            element = _convert_type((*path, "element"), found_type.element, problems, ids)
             return None if element is None else iceberg.ListType(next(ids), element, element_required=False)
         case MapOf():
-            value = _type((*path, "value"), found_type.value, problems, ids)
+            value = _convert_type((*path, "value"), found_type.value, problems, ids)
             of = (next(ids), iceberg.StringType(), next(ids))
             return None if value is None else iceberg.MapType(*of, value, value_required=False)
         case StructOf():
@@ -345,12 +345,12 @@ def _type(
             taken: dict[str, str] = {}
             for name, part in sorted(found_type.fields.items()):
                 here = (*path, name)
-                problem = name_problem(name)
+                problem = find_name_problem(name)
                 if not problem and (other := taken.get(name.lower())):
                     problem = f"has the same name as {other} except for case, but names are case-insensitive"
                 if problem:
                     problems.append(NewField(here, None, problem))
-                elif (kind := _type(here, part, problems, ids)) is not None:
+                elif (kind := _convert_type(here, part, problems, ids)) is not None:
                     taken[name.lower()] = name
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
@@ -361,12 +361,12 @@ def _type(
             )
         )
         return None
-    return wide_type(found_type)
+    return iceberg_type(found_type)
 
 
-def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
+def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     """Return why a field's name cannot be a column's name; an empty string if it can."""
-    if name == CROWD:
+    if name == TOO_MANY_FIELDS:
         return (
             f"stands for more than {MAX_OBJECT_FIELDS:,} fields of one object that are not columns: its keys are data"
         )
@@ -385,33 +385,33 @@ def name_problem(name: str) -> str:  # noqa: PLR0911 - a table
 
 def wider_of(one: str, other: str) -> str:
     """Return the wider of two type names. The types must be equal, or decimals of equal scale."""
-    return max(one, other, key=lambda kind: _decimal(kind) or (0, 0))
+    return max(one, other, key=lambda kind: _parse_decimal(kind) or (0, 0))
 
 
-def wide_type(kind: str) -> iceberg.IcebergType:
+def iceberg_type(kind: str) -> iceberg.IcebergType:
     """Return the Iceberg type with this name."""
-    if (decimal := _decimal(kind)) is not None:
+    if (decimal := _parse_decimal(kind)) is not None:
         return iceberg.DecimalType(*decimal)
     if kind.startswith("fixed["):
         return iceberg.FixedType(int(kind.removeprefix("fixed[").removesuffix("]")))
     return _PRIMITIVES[kind]()
 
 
-def _decimal(kind: str) -> tuple[int, int] | None:
+def _parse_decimal(kind: str) -> tuple[int, int] | None:
     if not kind.startswith("decimal("):
         return None
     precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(", ")
     return int(precision), int(scale)
 
 
-def _plain(found_type: FoundType) -> Any:
+def _to_plain(found_type: FoundType) -> Any:
     match found_type:
         case ListOf():
-            return {"list": _plain(found_type.element)}
+            return {"list": _to_plain(found_type.element)}
         case StructOf():
-            return {"struct": {name: _plain(part) for name, part in found_type.fields.items()}}
+            return {"struct": {name: _to_plain(part) for name, part in found_type.fields.items()}}
         case MapOf():
-            return {"map": _plain(found_type.value)}
+            return {"map": _to_plain(found_type.value)}
     return found_type
 
 

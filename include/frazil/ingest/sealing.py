@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from frazil.errors import SpecError
-from frazil.extras import require
+from frazil.extras import require_module
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 
@@ -27,7 +27,7 @@ OMITTED = RESERVED + b"omitted"
 """Replaces a part that is omitted from a dead letter."""
 SEALED = RESERVED + b"sealed1"
 """Prefix of an encrypted part. A nonce of 12 bytes and the output of AES-256-GCM follow."""
-NONCE = 12
+NONCE_BYTES = 12
 
 
 class Sealer:
@@ -35,7 +35,7 @@ class Sealer:
 
     def __init__(self, text: str) -> None:
         """`text` is the secret. Raises SpecError if it is too short, and MissingExtra without `cryptography`."""
-        require("cryptography")
+        require_module("cryptography")
         if len(text) < MIN_SECRET_CHARACTERS:
             raise SpecError(f"sensitive.secret is shorter than {MIN_SECRET_CHARACTERS} characters; use a longer one")
         self._text = text.encode()
@@ -48,7 +48,7 @@ class Sealer:
         except SpecError as error:
             raise SpecError(f"sensitive.secret: {error}") from None
 
-    def _derived(self, purpose: str, size: int) -> bytes:
+    def _derive_key(self, purpose: str, size: int) -> bytes:
         from cryptography.hazmat.primitives.hashes import SHA256  # from an optional package
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF  # from an optional package
 
@@ -56,21 +56,21 @@ class Sealer:
 
     @cached_property
     def _hash_key(self) -> bytes:
-        return self._derived("hash", 32)
+        return self._derive_key("hash", 32)
 
     @cached_property
     def _siv(self):  # type: ignore[no-untyped-def]  # a class of an extra
         from cryptography.hazmat.primitives.ciphers.aead import AESSIV  # from an optional package
 
-        return AESSIV(self._derived("tokenize", 64))
+        return AESSIV(self._derive_key("tokenize", 64))
 
     @cached_property
     def _gcm(self):  # type: ignore[no-untyped-def]  # a class of an extra
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # from an optional package
 
-        return AESGCM(self._derived("dead letters", 32))
+        return AESGCM(self._derive_key("dead letters", 32))
 
-    def hashed(self, text: str) -> str:
+    def hash_text(self, text: str) -> str:
         """Return the HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
         return hmac.digest(self._hash_key, text.encode(), "sha256").hex()
 
@@ -90,16 +90,16 @@ class Sealer:
             raise ValueError("is not a token of this secret") from None
         return text[1:].decode()
 
-    def sealed(self, value: bytes, place: str) -> bytes:
+    def encrypt(self, value: bytes, place: str) -> bytes:
         """Encrypt a value. Only a caller with the same `place` (see `place_of`) can decrypt it."""
-        nonce = os.urandom(NONCE)
+        nonce = os.urandom(NONCE_BYTES)
         return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
 
-    def unsealed(self, sealed: bytes, place: str) -> bytes:
+    def decrypt(self, sealed: bytes, place: str) -> bytes:
         """Decrypt the result of `encrypt`. Raises SpecError for a different secret or `place`."""
         from cryptography.exceptions import InvalidTag  # from an optional package
 
-        nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE], sealed[len(SEALED) + NONCE :]
+        nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE_BYTES], sealed[len(SEALED) + NONCE_BYTES :]
         try:
             return bytes(self._gcm.decrypt(nonce, data, place.encode()))
         except (InvalidTag, ValueError):
@@ -128,7 +128,7 @@ class Unsealer:
         if self._reference is None:
             raise SpecError(f"the dead letter of {place} is encrypted: declare sensitive.secret to read it")
         self._sealer = self._sealer or Sealer.of(self._reference, os.environ)
-        return self._sealer.unsealed(value, place)
+        return self._sealer.decrypt(value, place)
 
 
 def unsealer_of(spec: StreamSpec) -> Unsealer:

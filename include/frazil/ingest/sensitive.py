@@ -23,9 +23,9 @@ from frazil.ingest.sealing import OMITTED, RESERVED, Sealer
 from frazil.spec.coordinates import RESERVED as COORDINATE_NAMES
 
 MASK = "****"
-WITHHELD = "the text is withheld, because the stream has sensitive fields"
+WITHHELD_TEXT = "the text is withheld, because the stream has sensitive fields"
 
-Change = Callable[[pa.Array], pa.Array]
+TextChange = Callable[[pa.Array], pa.Array]
 """A function that replaces each text of an array."""
 
 
@@ -44,15 +44,15 @@ class Protector:
         self._dead_letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
         self._changes = [
-            (_steps(schema, name), self._change(how["as"], how["keep-last"]))
+            (_split_path(schema, name), self._create_change(how["as"], how["keep-last"]))
             for name, how in declared["fields"].items()
         ]
 
-    def _change(self, how: str, keep_last: int) -> Change:
+    def _create_change(self, how: str, keep_last: int) -> TextChange:
         if how == "mask":
             return partial(_mask_texts, keep_last=keep_last)
         assert self._sealer is not None, "the declaration's rules require a secret"
-        return partial(_map_distinct, self._sealer.hashed if how == "hash" else self._sealer.tokenize)
+        return partial(_map_distinct, self._sealer.hash_text if how == "hash" else self._sealer.tokenize)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Return the rows with the sensitive columns masked, hashed or tokenized."""
@@ -63,13 +63,13 @@ class Protector:
             rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
         return rows
 
-    def masked(self, rejections: Sequence[Rejection]) -> list[Rejection]:
+    def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
         """Return the rejections without anything in their error texts that may quote a value."""
-        return [r._replace(error=self._without_values(r.error)) for r in rejections]
+        return [r._replace(error=self._remove_values(r.error)) for r in rejections]
 
-    def _without_values(self, error: str) -> str:
+    def _remove_values(self, error: str) -> str:
         name = next((name for name in self._names if error.startswith(f"{name}: ")), None)
-        return WITHHELD if name is None else f"{name}: {WITHHELD}"
+        return WITHHELD_TEXT if name is None else f"{name}: {WITHHELD_TEXT}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
         """Return what a dead letter stores for a part of the record: the part itself, the encrypted part, or a
@@ -84,7 +84,7 @@ class Protector:
         if self._dead_letters != "encrypt":  # or a producer sent bytes that look like a placeholder
             return OMITTED
         assert self._sealer is not None, "the declaration's rules require a secret"
-        return self._sealer.sealed(value, place)
+        return self._sealer.encrypt(value, place)
 
 
 def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
@@ -108,18 +108,18 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
     """Return the lower-case paths of fields that must not go to a `rest` column."""
     hidden = hidden_paths(context, schema)
-    if not context.as_in_kafka:
+    if not context.is_in_topic_format:
         hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields
     return hidden
 
 
-def speakable(error: Exception, context: StageContext) -> Exception:
+def to_safe_error(error: Exception, context: StageContext) -> Exception:
     """Return an error that is safe to raise and log. Messages of other libraries are removed, because they may quote
     values.
     """
     if not context.sensitive or isinstance(error, FrazilError):
         return error
-    return RuntimeError(f"{type(error).__name__}: {WITHHELD}")
+    return RuntimeError(f"{type(error).__name__}: {WITHHELD_TEXT}")
 
 
 def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str]) -> None:
@@ -133,7 +133,7 @@ def _check_dropped(dropped: Sequence[str], schema: Schema, aliases: Iterable[str
             )
 
 
-def _steps(schema: Schema, name: str) -> list[str]:
+def _split_path(schema: Schema, name: str) -> list[str]:
     """Split a column's full name into its path. Raises SpecError if the table does not have the column."""
     try:
         schema.find_field(name)
@@ -145,7 +145,7 @@ def _steps(schema: Schema, name: str) -> list[str]:
     return name.split(".")
 
 
-def _apply_change(array: pa.Array, steps: Sequence[str], change: Change) -> pa.Array:
+def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> pa.Array:
     """Apply `change` to the texts at this path inside the array. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)

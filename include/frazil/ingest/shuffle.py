@@ -15,8 +15,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from frazil.ingest.contract import OffsetRange, PartitionKey, Shuffle
-from frazil.ingest.parquet import FileLayout, partition_bytes
-from frazil.ingest.split import group
+from frazil.ingest.parquet import FileLayout, encode_partition
+from frazil.ingest.partitioning import group_by_partition
 
 _IPC = pa.ipc.IpcWriteOptions(compression="lz4")
 """Rows are compressed here, so that fewer bytes pass between Python and the JVM. Spark's own compression is off."""
@@ -38,7 +38,7 @@ class Shuffler:
     def __init__(self, shuffle: Shuffle, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
         self._shuffle, self._layout, self._task = shuffle, layout, task
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
-        self._found: dict[tuple[object, ...], _Writers] = {}
+        self._found: dict[tuple[object, ...], _WriterShares] = {}
         self.sent = [0] * shuffle.writers
         """Number of rows sent to each writer so far."""
 
@@ -51,7 +51,7 @@ class Shuffler:
         """Divide the rows among the shuffle writers. Return one parcel for each that gets rows."""
         if rows.num_rows == 0:
             return []
-        writers = self._writers(rows, range_index, offsets)
+        writers = self._assign_writers(rows, range_index, offsets)
         order = np.argsort(writers, kind="stable")
         counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
         sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
@@ -63,51 +63,51 @@ class Shuffler:
                 start += count
         return parcels
 
-    def _writers(
+    def _assign_writers(
         self, rows: pa.Table, range_index: NDArray[np.int32], offsets: NDArray[np.int64]
     ) -> NDArray[np.uint16]:
-        codes, values = group(rows, self._layout.schema, self._layout.spec)
-        found = [self._writers_of(value) for value in values]
+        codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)
+        found = [self._find_shares(value) for value in values]
         writers = np.array([one.writers[0] for one in found], np.uint16)[codes]
         for code, one in enumerate(found):
             if len(one.writers) > 1:
                 mine = np.flatnonzero(codes == code)
-                at = _scatter(self._salts[range_index[mine]], offsets[mine])
+                at = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
                 writers[mine] = np.array(one.writers, np.uint16)[np.searchsorted(one.ends[:-1], at, side="right")]
         return writers
 
-    def _writers_of(self, values: tuple[object, ...]) -> _Writers:
+    def _find_shares(self, values: tuple[object, ...]) -> _WriterShares:
         # Floats that compare equal can be different partitions: 0.0 and -0.0.
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = _Writers.of(self._shuffle, partition_bytes(self._layout, values))
+            found = self._found[name] = _WriterShares.of(self._shuffle, encode_partition(self._layout, values))
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class _Writers:
+class _WriterShares:
     """The shuffle writers of a table partition, each with the end of its share of `[0, 1)`."""
 
     writers: tuple[int, ...]
     ends: tuple[float, ...] = field(default=(1.0,))
 
     @classmethod
-    def of(cls, shuffle: Shuffle, key: PartitionKey) -> _Writers:
+    def of(cls, shuffle: Shuffle, key: PartitionKey) -> _WriterShares:
         shares = shuffle.shares.get(key)
         if shares is None:
-            return cls((writer_of_unknown(key, shuffle.writers),))
+            return cls((choose_single_writer(key, shuffle.writers),))
         return cls(tuple(writer for writer, _ in shares), tuple(end for _, end in shares))
 
 
-def writer_of_unknown(key: PartitionKey, writers: int) -> int:
+def choose_single_writer(key: PartitionKey, writers: int) -> int:
     """Return the shuffle writer of a partition that recent batches did not have. It is a single one, so that it writes
     one file.
     """
     return zlib.crc32(repr(key).encode()) % writers
 
 
-def unpacked(parcel: Parcel) -> pa.Table:
+def unpack_parcel(parcel: Parcel) -> pa.Table:
     with pa.ipc.open_stream(parcel.data) as stream:
         return stream.read_all()
 
@@ -120,7 +120,7 @@ def _pack(rows: pa.Table) -> bytes:
     return packed
 
 
-def _scatter(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Derive a pseudo-random number in `[0, 1)` from each record's salt (one per range) and offset.
 
     This is the finalizer of SplitMix64 (Steele, Lea, Flood: OOPSLA 2014).

@@ -33,19 +33,19 @@ MAX_FILE_CHARACTERS = 255
 _TIME_DIGITS = 13
 _DIGITS = 20
 """Number of digits to which the numbers in a position are padded."""
-_LAYOUT = (
+_POSITION_PATTERN = (
     r"^(?:(?P<name>.*?)(?:\.[a-d]?[0-9]+)?/[0-9]+/[0-9]+|[0-9]+)"
     rf"@(?P<ms>[0-9]{{{_TIME_DIGITS}}})(?:#(?P<server>[0-9]{{1,18}}))?$"
 )
 """Pattern of a position that includes a time."""
-_PARTS = re.compile(_LAYOUT)
-_LONG_NUMBERS = (7, 8, 9, 10)
+_POSITION_REGEX = re.compile(_POSITION_PATTERN)
+_LONG_NUMBER_DIGITS = (7, 8, 9, 10)
 """Numbers of digits of long binlog numbers. MySQL and MariaDB pad numbers to six digits; the largest number is
 2**31.
 """
 
 
-class Logs(NamedTuple):
+class PositionLogs(NamedTuple):
     """The times (ms since 1970) and the logs of several positions. Unknown times are 0; unknown texts are empty."""
 
     ms: NDArray[np.int64]
@@ -54,7 +54,7 @@ class Logs(NamedTuple):
     server: pa.Array
 
 
-def positions(source: Mapping[str, pa.Array]) -> pa.Array:
+def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
     """Encode the position of each event; null for an event without a position, as in an incremental snapshot.
 
     `source` has the fields of `POSITIONS`.
@@ -70,12 +70,12 @@ def positions(source: Mapping[str, pa.Array]) -> pa.Array:
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
 
 
-def began_again(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
+def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     """Return a mask of the positions in `new` that belong to a newer log than the position in `old`.
 
     A newer log is recognised by a much later time, or by a later time with another server or binlog name.
     """
-    one, other = logs(new), logs(old)
+    one, other = parse_logs(new), parse_logs(old)
     moved = _differ_mask(one.name, other.name) | _differ_mask(one.server, other.server)
     found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     return found
@@ -87,7 +87,7 @@ def is_after(one: str | None, other: str | None) -> bool:
         return False
     if one > other:
         return True
-    new, old = _PARTS.match(one), _PARTS.match(other)
+    new, old = _POSITION_REGEX.match(one), _POSITION_REGEX.match(other)
     if new is None or old is None:
         return False
     moved = any(new[part] and old[part] and new[part] != old[part] for part in ("name", "server"))
@@ -99,12 +99,12 @@ def is_before(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
-def logs(places: pa.Array) -> Logs:
+def parse_logs(places: pa.Array) -> PositionLogs:
     """Return the times and the logs of these positions."""
-    found = pc.extract_regex(places.cast(pa.string()), _LAYOUT)
+    found = pc.extract_regex(places.cast(pa.string()), _POSITION_PATTERN)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return Logs(milliseconds, name, server)
+    return PositionLogs(milliseconds, name, server)
 
 
 def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
@@ -121,7 +121,7 @@ def _to_sortable(file: pa.Array) -> pa.Array:
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), MAX_FILE_CHARACTERS))
     file = pc.if_else(is_name, file, None)
-    for letter, digits in zip("abcd", _LONG_NUMBERS, strict=True):
+    for letter, digits in zip("abcd", _LONG_NUMBER_DIGITS, strict=True):
         file = pc.replace_substring_regex(file, rf"\.([0-9]{{{digits}}})$", rf".{letter}\1")
     return file
 

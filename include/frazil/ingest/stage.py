@@ -22,27 +22,27 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import as_dead_letters, rejecting
+from frazil.ingest.bisection import bisect_failures, is_environment_error
+from frazil.ingest.changes import keep_dead_letters, reject_unchanging
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
-from frazil.ingest.decode import Decoded, Decoder, Rejection, joined
-from frazil.ingest.destinations import NOWHERE, Divider
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
+from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import IsolatedDecoder
-from frazil.ingest.kafka import RangeReader
-from frazil.ingest.layouts import FIRST_PASS, TargetDecoder, alike, context_of
-from frazil.ingest.narrow import is_environment, narrowed
-from frazil.ingest.opened import open_reader, open_writer
-from frazil.ingest.progress import ProgressCounter, Reporter
-from frazil.ingest.range_turns import TurnReader
+from frazil.ingest.progress import ProgressCounter, ProgressReporter
+from frazil.ingest.range_passes import MultiPassReader
+from frazil.ingest.range_reader import RangeReader
 from frazil.ingest.record_files import FileReader, RowChunk
 from frazil.ingest.rejects import RejectCounter
-from frazil.ingest.required import plain_row
-from frazil.ingest.routed_writers import RoutedWriters, fitted
-from frazil.ingest.sensitive import Protector, speakable
-from frazil.ingest.shape import Shaper
-from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
-from frazil.ingest.write import file_namer
+from frazil.ingest.required_fields import default_row
+from frazil.ingest.routed_writers import RoutedWriters, fit_rows
+from frazil.ingest.sensitive import Protector, to_safe_error
+from frazil.ingest.shaper import Shaper
+from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
+from frazil.ingest.stage_components import open_reader, open_writer
+from frazil.ingest.table_writer import file_namer
+from frazil.ingest.target_decoders import FIRST_PASS, TargetDecoder, context_for_target, find_equal_targets
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def _now_us() -> int:
     return time.time_ns() // 1000
 
 
-class Suspect(Exception):
+class PossibleRecordError(Exception):
     """Wraps an error that a record may have caused. Of the public functions, only the two for a shuffle raise it."""
 
     def __init__(self, error: Exception) -> None:
@@ -84,12 +84,14 @@ def stage(
     """
 
     def run(*, tried: bool) -> StageResult:
-        return _drain(_read(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried))
+        return _run_to_end(
+            _stage_ranges(_Stage(context, task, attempt=attempt, now_us=now_us), on_progress, tried=tried)
+        )
 
     try:
         return run(tried=False)
-    except Suspect as suspect:
-        cause = speakable(suspect.error, context)
+    except PossibleRecordError as suspect:
+        cause = to_safe_error(suspect.error, context)
         log.warning(
             "task %d failed. It runs again and first writes each chunk in memory, to find a record that causes this "
             "error",
@@ -98,29 +100,31 @@ def stage(
         )
     try:
         return run(tried=True)
-    except Suspect as suspect:
-        raise speakable(suspect.error, context) from None
+    except PossibleRecordError as suspect:
+        raise to_safe_error(suspect.error, context) from None
 
 
-def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Generator[Parcel, None, StageResult]:
+def _stage_ranges(
+    run: _Stage, on_progress: Callable[[int], None], *, tried: bool
+) -> Generator[Parcel, None, StageResult]:
     """Stage everything that the task reads. Yields the parcels for the shuffle writers, and returns the result.
 
     If `tried`, each chunk is written in memory before it is written to files.
     """
-    take = run.take_tried if tried else run.take
-    report = Reporter(on_progress)
+    take = run.take_after_trial if tried else run.take
+    report = ProgressReporter(on_progress)
     try:
         if tried:
-            with _wrap_suspects():
+            with _wrap_record_errors():
                 run.check_table()
-        with _pause_collector(), run.reader() as reader:
-            reader.on_read = lambda records: report.now_and_then(run.progress.records + records)
+        with _pause_garbage_collection(), run.reader() as reader:
+            reader.on_read = lambda records: report.report_if_due(run.progress.records + records)
             for chunk in reader:
-                with _wrap_suspects():
+                with _wrap_record_errors():
                     take(chunk)
                 yield from run.parcels()
-                report.now_and_then(run.progress.records)
-        with _wrap_suspects():
+                report.report_if_due(run.progress.records)
+        with _wrap_record_errors():
             result = run.finish(notices=_notices(reader))
         report(run.progress.records)
     except BaseException:
@@ -132,7 +136,7 @@ def _read(run: _Stage, on_progress: Callable[[int], None], *, tried: bool) -> Ge
         run.close()
 
 
-def _drain(reading: Generator[Parcel, None, StageResult]) -> StageResult:
+def _run_to_end(reading: Generator[Parcel, None, StageResult]) -> StageResult:
     """Run a stage that makes no parcels to its end, and return its result."""
     while True:
         try:
@@ -143,7 +147,7 @@ def _drain(reading: Generator[Parcel, None, StageResult]) -> StageResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadResult:
     """Result of a task before a shuffle, without the rows that it sent. `result.files` has only dead-letter files."""
 
     result: StageResult
@@ -156,7 +160,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteResult:
     """Result of a task after a shuffle."""
 
     files: tuple[StagedFile, ...]
@@ -164,14 +168,14 @@ class Written:
     """Map the index of each task that sent rows to its number of rows."""
 
 
-def read(
+def stage_before_shuffle(
     context: StageContext,
     task: StageTask,
     *,
     attempt: int,
     on_progress: Callable[[int], None],
     now_us: Callable[[], int] = _now_us,
-) -> Iterator[Parcel | Read]:
+) -> Iterator[Parcel | ReadResult]:
     """Stage a task like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
 
     Yields parcels, and finally the result. Raises the same errors as `stage`, and PossibleRecordError. Sent rows cannot
@@ -179,18 +183,18 @@ def read(
     failing record.
     """
     run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
-    result = yield from _read(run, on_progress, tried=False)
-    yield Read(result, tuple(run.shuffler.sent), run.shuffler.partitions)
+    result = yield from _stage_ranges(run, on_progress, tried=False)
+    yield ReadResult(result, tuple(run.shuffler.sent), run.shuffler.partitions)
 
 
-def write(
+def stage_after_shuffle(
     context: StageContext,
     parcels: Iterable[Parcel],
     *,
     writer: int,
     attempt: int,
     on_progress: Callable[[int], None] = lambda _: None,
-) -> Written:
+) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order.
 
     `on_progress` is called with the number of rows written, about once a second and at the end, as in `stage`. Raises
@@ -198,15 +202,15 @@ def write(
     """
     table = open_writer(context, "main", file_namer(writer, attempt))
     received: Counter[int] = Counter()
-    report = Reporter(on_progress)
+    report = ProgressReporter(on_progress)
     try:
         for parcel in parcels:
-            report.now_and_then(received.total())
+            report.report_if_due(received.total())
             received[parcel.task] += parcel.rows
-            with _wrap_suspects():
-                table.add(unpacked(parcel))
-        with _wrap_suspects():
-            written = Written(tuple(table.finish()), received)
+            with _wrap_record_errors():
+                table.add(unpack_parcel(parcel))
+        with _wrap_record_errors():
+            written = WriteResult(tuple(table.finish()), received)
         report(received.total())
     except BaseException:
         table.abort()
@@ -214,7 +218,7 @@ def write(
     return written
 
 
-def _notices(reader: RangeReader | TurnReader | FileReader) -> tuple[str, ...]:
+def _notices(reader: RangeReader | MultiPassReader | FileReader) -> tuple[str, ...]:
     of_reader = () if reader.notice is None else (reader.notice,)
     return (*of_reader, *_compiler_notices())
 
@@ -226,13 +230,13 @@ def _compiler_notices() -> tuple[str, ...]:
 
 
 @contextmanager
-def _wrap_suspects() -> Iterator[None]:
+def _wrap_record_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_environment(error):
+        if is_environment_error(error):
             raise
-        raise Suspect(error) from error
+        raise PossibleRecordError(error) from error
 
 
 class _Stage:
@@ -247,12 +251,12 @@ class _Stage:
         make = partial(TargetDecoder, context)
         self._decode = make() if attempt == 0 else IsolatedDecoder(make)
         self._protect = Protector(context) if context.sensitive else None
-        self._alike = alike(context)
+        self._alike = find_equal_targets(context)
         self._shapers: dict[Target, Shaper] = {}
         self._main = open_writer(context, "main", name)
         self._dead = open_writer(context, "dead-letters", name)
         quote = (lambda _: "its value") if context.sensitive else repr
-        self._divide = Divider(context.destinations, task.ranges, quote=quote) if context.destinations else None
+        self._divide = RowDivider(context.destinations, task.ranges, quote=quote) if context.destinations else None
         self._routed = RoutedWriters(context, file_name=name)
         self._dead_letters = DeadLetterTable(
             Schema.model_validate_json(context.dead_letters.schema_json),
@@ -279,51 +283,53 @@ class _Stage:
         for part in self._parts(chunk, self._shape_chunk):
             self._land(part, self._shape_chunk(part))
 
-    def take_tried(self, chunk: Chunk) -> None:
+    def take_after_trial(self, chunk: Chunk) -> None:
         """Stage the records of a chunk, but write them in memory first. Records that cannot be written on their own are
         rejected.
         """
         for part in self._parts(chunk, self._try_records):
             self._land(part, self._try_records(part))
 
-    def _try_records(self, chunk: Chunk) -> Decoded:
+    def _try_records(self, chunk: Chunk) -> DecodedChunk:
         """Return the chunk's rows, and a rejection for each record that cannot be written on its own."""
         parts = []
-        for start, end, tried in narrowed(len(chunk), lambda start, end: self._rehearse(chunk.piece(start, end))):
-            part = self._unwritable(tried, chunk) if isinstance(tried, Exception) else tried
+        for start, end, tried in bisect_failures(
+            len(chunk), lambda start, end: self._rehearse(chunk.slice(start, end))
+        ):
+            part = self._reject_unwritable(tried, chunk) if isinstance(tried, Exception) else tried
             parts.append(part.with_indexes(np.arange(start, end)))
-        return joined(parts)
+        return join_results(parts)
 
     def _parts(self, chunk: Chunk, decode: Decoder) -> Iterable[Chunk]:
         """Split a chunk into parts, each with the records that are decoded with the same columns."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
-        located = Decoded(pa.table({}), np.arange(len(chunk)))
+        located = DecodedChunk(pa.table({}), np.arange(len(chunk)))
         if self._context.destinations and self._context.destinations.by == "field":
             located = decode(dataclasses.replace(chunk, target=FIRST_PASS))
         return self._divide.divide_records(chunk, located, self._alike)
 
-    def _shape(self, target: Target) -> Shaper:
+    def _shaper_for(self, target: Target) -> Shaper:
         if target not in self._shapers:
-            own = context_of(self._context, target)
+            own = context_for_target(self._context, target)
             schema = Schema.model_validate_json(own.main.schema_json)
             protect = Protector(own) if self._protect and target != FIRST_PASS else None
             self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]
 
-    def _shape_chunk(self, chunk: Chunk) -> Decoded:
-        shape = self._shape(chunk.target)
+    def _shape_chunk(self, chunk: Chunk) -> DecodedChunk:
+        shape = self._shaper_for(chunk.target)
         return shape.decode(chunk) if chunk.target == FIRST_PASS else shape(chunk)
 
-    def _unwritable(self, error: Exception, chunk: Chunk) -> Decoded:
-        nothing = self._shape_chunk(chunk.piece(0, 0))
+    def _reject_unwritable(self, error: Exception, chunk: Chunk) -> DecodedChunk:
+        nothing = self._shape_chunk(chunk.slice(0, 0))
         return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def check_table(self) -> None:
         """Write a row of nulls and zeros in memory. If this fails, the table causes the error, not a record."""
-        self._main.rehearse(plain_row(self._main.layout.arrow_schema))
+        self._main.rehearse(default_row(self._main.layout.arrow_schema))
 
-    def _rehearse(self, chunk: Chunk) -> Decoded:
+    def _rehearse(self, chunk: Chunk) -> DecodedChunk:
         """Return the chunk's rows, after writing them in memory only."""
         shaped = self._shape_chunk(chunk)
         if chunk.target == FIRST_PASS:
@@ -332,21 +338,21 @@ class _Stage:
             self._main.rehearse(shaped.rows)
             return shaped
         divided = self._divide(chunk, shaped)
-        self._main.rehearse(fitted(divided.main_rows, self._main.layout.arrow_schema))
+        self._main.rehearse(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
         self._routed.rehearse(divided)
         return shaped
 
-    def _land(self, chunk: Chunk, shaped: Decoded) -> None:
+    def _land(self, chunk: Chunk, shaped: DecodedChunk) -> None:
         """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
-        shape = self._shape(chunk.target)
+        shape = self._shaper_for(chunk.target)
         if self._context.changes and self._context.files:
-            shaped = as_dead_letters(shaped, len(chunk))
+            shaped = keep_dead_letters(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
-            raise self._refused(chunk, shaped.rejections[0])
+            raise self._backfill_error(chunk, shaped.rejections[0])
         if self._protect:
-            shaped = dataclasses.replace(shaped, rejections=self._protect.masked(shaped.rejections))
+            shaped = dataclasses.replace(shaped, rejections=self._protect.mask_errors(shaped.rejections))
         if self._context.replays and len(shaped.dropped):
-            shaped = rejecting(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
+            shaped = reject_unchanging(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
         held = self._held(chunk)
         if held.any():
             self.progress.count_rejected(chunk.range_index[held])
@@ -354,12 +360,12 @@ class _Stage:
         self.progress.count_dropped(chunk.range_index[shaped.dropped])
         if self._context.changes:
             no_tombstones = chunk.values.lengths != NULL
-            self._other_events += int((shaped.neither(len(chunk)) & no_tombstones & ~held).sum())
+            self._other_events += int((shaped.no_result_mask(len(chunk)) & no_tombstones & ~held).sum())
         divided = self._divide(chunk, shaped) if self._divide else None
         if divided:
             shaped = divided.decoded
             if self._context.files:
-                shaped = rejecting(shaped, divided.unchanged)
+                shaped = reject_unchanging(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
         self.progress.count_rows(
@@ -368,10 +374,10 @@ class _Stage:
             timestamps_ms=chunk.timestamps_ms[shaped.kept],
             now_ms=self._now_us() // 1000,
             records=shape.first_row_mask(shaped.kept),
-            of_windows=divided.of_main if divided else None,
+            of_windows=divided.main_mask if divided else None,
         )
         if divided:
-            self._main.add(fitted(divided.main_rows, self._main.layout.arrow_schema))
+            self._main.add(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
             self._routed.add(divided)
         else:
             self._add(chunk, shaped)
@@ -381,10 +387,10 @@ class _Stage:
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
             self._rejects.add(chunk, shaped.rejections)
 
-    def _add(self, chunk: Chunk, shaped: Decoded) -> None:  # noqa: ARG002 - used by a subclass
+    def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:  # noqa: ARG002 - used by a subclass
         self._main.add(shaped.rows)
 
-    def _refused(self, chunk: Chunk, rejection: Rejection) -> SpecError:
+    def _backfill_error(self, chunk: Chunk, rejection: Rejection) -> SpecError:
         of = self._ranges[chunk.range_index[rejection.index]]
         return SpecError(
             f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
@@ -402,7 +408,7 @@ class _Stage:
             {
                 target: shape.drift
                 for target, shape in self._shapers.items()
-                if shape.drift and target not in {NOWHERE, FIRST_PASS}
+                if shape.drift and target not in {UNKNOWN_TARGET, FIRST_PASS}
             },
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
@@ -428,7 +434,7 @@ class _ShuffledStage(_Stage):
         self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
         self._parcels: list[Parcel] = []
 
-    def _add(self, chunk: Chunk, shaped: Decoded) -> None:
+    def _add(self, chunk: Chunk, shaped: DecodedChunk) -> None:
         kept = shaped.kept
         self._parcels += self.shuffler(shaped.rows, range_index=chunk.range_index[kept], offsets=chunk.offsets[kept])
 
@@ -438,7 +444,7 @@ class _ShuffledStage(_Stage):
 
 
 @contextmanager
-def _pause_collector() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Pause garbage collection. Each run would scan hundreds of thousands of live messages, which have no cycles."""
     enabled = gc.isenabled()
     gc.disable()

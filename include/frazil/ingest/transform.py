@@ -18,41 +18,41 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.beside_value import BesideValue, value_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import StageContext, Transform
-from frazil.ingest.decode import Decoded, Decoder, Rejection
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.required import cast_unchecked, lacking
+from frazil.ingest.required_fields import cast_unchecked, find_missing_required
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
     KEEP,
     ROW,
     UNNESTED,
-    condition_of,
+    full_query,
     open_connection,
-    quoted,
-    selecting,
-    tried,
-    whole_query,
+    quote_name,
+    select_query,
+    try_expression,
+    where_condition,
 )
 
 FAILED = "TransformFailed"
 """Error class of a record for which an expression of the transform fails."""
 MAX_QUOTED_CHARACTERS = 80
-_FAILS = "_frazil_fails_"
+_FAILS_PREFIX = "_frazil_fails_"
 
 
-def transforming(context: StageContext, columns: Schema) -> TransformedDecoder:
+def create_transformed_decoder(context: StageContext, columns: Schema) -> TransformedDecoder:
     """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
-    units = {records.find_field(name).field_id: unit for name, unit in context.forms.items()}
+    units = {records.find_field(name).field_id: unit for name, unit in context.record_units.items()}
     filled = value_schema(records, context.beside)
     return TransformedDecoder(
-        decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
-        BesideValue(records, context.beside),
+        create_decoder(context.record_format, filled, units, hidden=withheld_paths(context, columns)),
+        KeyHeaderReader(records, context.beside),
         context.transform,
         columns,
         withheld=bool(context.sensitive),
@@ -63,7 +63,7 @@ class TransformedDecoder:
     """Decodes records to the fields of `records`, and transforms these fields to rows with the table's columns."""
 
     def __init__(
-        self, decode: Decoder, beside: BesideValue, transform: Transform, columns: Schema, *, withheld: bool
+        self, decode: Decoder, beside: KeyHeaderReader, transform: Transform, columns: Schema, *, withheld: bool
     ) -> None:
         """`withheld`: whether error texts must not quote values."""
         self._decode, self._beside, self._transform = decode, beside, transform
@@ -73,9 +73,9 @@ class TransformedDecoder:
         self._wary = False
         """Whether a record of the last chunk failed. If so, the next chunk is searched for failing records first."""
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         if isinstance(chunk, RowChunk):
-            fields = Decoded(chunk.rows, np.arange(len(chunk)))
+            fields = DecodedChunk(chunk.rows, np.arange(len(chunk)))
         else:
             fields = self._beside(self._decode(chunk), chunk)
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
@@ -86,7 +86,7 @@ class TransformedDecoder:
         places = made.column(ROW).to_numpy()
         kept = fields.kept[places]
         wrong = [Rejection(int(fields.kept[row]), FAILED, failed[row]) for row in sorted(failed)]
-        rows, missing = self._rows(made)
+        rows, missing = self._fit_rows(made)
         if missing:
             good = np.ones(len(kept), np.bool_)
             good[list(missing)] = False
@@ -98,7 +98,7 @@ class TransformedDecoder:
         dropped[kept] = False
         dropped[np.array([r.index for r in rejections], np.int64)] = False
         rows = pa.Table.from_arrays(rows.columns, schema=self._columns)
-        return Decoded(rows, kept, rejections, fields.drift, np.flatnonzero(dropped))
+        return DecodedChunk(rows, kept, rejections, fields.drift, np.flatnonzero(dropped))
 
     @cached_property
     def _connection(self) -> Any:
@@ -117,7 +117,7 @@ class TransformedDecoder:
         import duckdb  # as in open_connection
 
         try:
-            return self._query(whole_query(self._transform), records)
+            return self._query(full_query(self._transform), records)
         except (duckdb.DataError, duckdb.InvalidInputException, UnicodeDecodeError):
             return None  # DuckDB may cut its message within a character
 
@@ -130,13 +130,13 @@ class TransformedDecoder:
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
         made = (
-            self._transform_all(records.filter(pa.array(_without_failed(suspect, failed))))
+            self._transform_all(records.filter(pa.array(_not_failed_mask(suspect, failed))))
             if not suspect.all()
             else None
         )
         if made is None:
             failed |= self._find_failures(records.filter(pa.array(~suspect)))
-            made = self._query(whole_query(self._transform), records.filter(pa.array(_without_failed(suspect, failed))))
+            made = self._query(full_query(self._transform), records.filter(pa.array(_not_failed_mask(suspect, failed))))
         self._wary = bool(failed)
         return failed, made
 
@@ -147,10 +147,10 @@ class TransformedDecoder:
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
-        if not self._transform.suspicions:
+        if not self._transform.may_fail:
             return everything
-        condition = " OR ".join(f"coalesce({text}, false)" for text in self._transform.suspicions)
-        query = selecting(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
+        condition = " OR ".join(f"coalesce({text}, false)" for text in self._transform.may_fail)
+        query = select_query(self._transform, [f"{condition} AS suspect"], source="SELECT * FROM records")
         try:
             suspect: NDArray[np.bool_] = self._query(query, records).column(0).to_numpy()
         except (duckdb.Error, UnicodeDecodeError):  # the condition itself fails, or it uses rows of UNNEST
@@ -161,15 +161,18 @@ class TransformedDecoder:
         """Map the index of each row for which an expression fails to its error text."""
         transform, failed = self._transform, dict[int, str]()
         if transform.where:
-            source = f"SELECT *, {tried(condition_of(transform))} AS {KEEP} FROM records AS {quoted(transform.alias)}"
+            source = (
+                f"SELECT *, {try_expression(where_condition(transform))} AS {KEEP} FROM records AS "
+                f"{quote_name(transform.alias)}"
+            )
             kept = self._query(source, records)
             keep = kept.column(KEEP)
             where = " AND ".join(transform.where)
             failed |= self._failure_texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
-            lists = [f"{tried(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
-            found = self._query(selecting(transform, ["*", *lists], source="SELECT * FROM records"), records)
+            lists = [f"{try_expression(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
+            found = self._query(select_query(transform, ["*", *lists], source="SELECT * FROM records"), records)
             good = np.ones(len(found), np.bool_)
             for n, text in enumerate(transform.unnested):
                 null = found.column(f"{UNNESTED}{n}").is_null()
@@ -177,10 +180,10 @@ class TransformedDecoder:
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
             without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
-            query = selecting(transform, [without, *unnest], source="SELECT * FROM records")
+            query = select_query(transform, [without, *unnest], source="SELECT * FROM records")
             records = self._query(query, found.filter(pa.array(good)))
-        tries = [f"{column.fails} AS {_FAILS}{n}" for n, column in enumerate(transform.columns)]
-        found = self._query(selecting(transform, tries, source="SELECT * FROM records"), records)
+        tries = [f"{column.fails} AS {_FAILS_PREFIX}{n}" for n, column in enumerate(transform.columns)]
+        found = self._query(select_query(transform, tries, source="SELECT * FROM records"), records)
         for n, column in enumerate(transform.columns):
             texts = self._failure_texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
             failed = {**texts, **failed}
@@ -197,7 +200,7 @@ class TransformedDecoder:
         named = (", ".join(f"{field} = {text}" for field, text in zip(reads, of, strict=True)) for of in values)
         return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
 
-    def _rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
+    def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and a map from the index of each row that does not fit them to its error class
         and text.
         """
@@ -217,13 +220,13 @@ class TransformedDecoder:
                     wrong.setdefault(row, (FAILED, f"{field.name}: the value does not have {length} bytes"))
                 values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # to be filtered out
             array = cast_unchecked(values.combine_chunks(), field.type)
-            for row, text in lacking(array, field).items():
+            for row, text in find_missing_required(array, field).items():
                 wrong.setdefault(row, ("MissingRequired", text))
             arrays.append(array)
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 
-def _without_failed(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
+def _not_failed_mask(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
     good = np.ones(len(suspect), np.bool_)
     good[list(failed)] = False
     return good

@@ -25,15 +25,15 @@ from frazil.spec.model import StreamSpec
 
 ROW, KEEP, UNNESTED = "_frazil_row", "_frazil_keep", "_frazil_unnested_"
 """Names that a transform's queries add to the fields of `records`."""
-MEMORY = "512MB"
+MEMORY_LIMIT = "512MB"
 """DuckDB's memory limit in a task. A chunk takes about a tenth of this."""
 
 _Node = dict[str, Any]
-_CLASSES = frozenset(
+_ALLOWED_CLASSES = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLLATE", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "LAMBDA"}
     | {"OPERATOR", "TYPE"}
 )
-_NO_CLASSES = {
+_REJECTED_CLASSES = {
     "WINDOW": "a window function",
     "SUBQUERY": "a subquery",
     "STAR": "`*` or COLUMNS inside an expression",
@@ -41,7 +41,7 @@ _NO_CLASSES = {
     "POSITIONAL_REFERENCE": "a reference by position",
     "DEFAULT": "DEFAULT",
 }
-_NO_CLAUSES = {
+_REJECTED_CLAUSES = {
     "cte_map": "WITH",
     "group_expressions": "GROUP BY",
     "group_sets": "GROUP BY",
@@ -49,12 +49,12 @@ _NO_CLAUSES = {
     "qualify": "QUALIFY",
     "sample": "USING SAMPLE",
 }
-_NO_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
-_IMPURE = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
+_REJECTED_MODIFIERS = {"LIMIT_MODIFIER": "LIMIT", "ORDER_MODIFIER": "ORDER BY", "DISTINCT_MODIFIER": "DISTINCT"}
+_UNSTABLE_FUNCTIONS = frozenset({"age", "current_localtime", "current_localtimestamp", "hash", "version"})
 """Functions that DuckDB declares as stable, although they depend on the clock, the time zone or DuckDB's version."""
-_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
+_AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument is the name of an aggregate function for the elements of a list."""
-_SIZED = {
+_LENGTH_ARGUMENTS = {
     "array_resize": 1,
     "bar": 1,
     "bitstring": 1,
@@ -66,7 +66,7 @@ _SIZED = {
     "rpad": 1,
 }
 """Map a function to the index of its first argument that sets the result's length. DuckDB's memory limit ignores it."""
-MAX_SIZE = 100_000
+MAX_RESULT_LENGTH = 100_000
 
 
 def open_connection() -> Any:
@@ -86,7 +86,7 @@ def open_connection() -> Any:
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
             "enable_external_access": False,
-            "memory_limit": MEMORY,
+            "memory_limit": MEMORY_LIMIT,
             "threads": 1,
         },
     )
@@ -97,76 +97,76 @@ def open_connection() -> Any:
     return connection
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def selecting(transform: Transform, columns: Sequence[str], *, source: str) -> str:
+def select_query(transform: Transform, columns: Sequence[str], *, source: str) -> str:
     """Return a query that selects `columns` from `source`. The transform's alias of `records` refers to this source."""
-    return f"SELECT {', '.join(columns)} FROM ({source}) AS {quoted(transform.alias)}"
+    return f"SELECT {', '.join(columns)} FROM ({source}) AS {quote_name(transform.alias)}"
 
 
-def tried(expression: str) -> str:
+def try_expression(expression: str) -> str:
     """Return an SQL expression that is null if, and only if, `expression` fails."""
     return f"TRY(struct_pack(v := {expression}))"
 
 
-def kept_rows(transform: Transform) -> str:
+def kept_records_query(transform: Transform) -> str:
     """Return a query for the records that meet the WHERE conditions.
 
     Conditions joined by AND are evaluated from left to right. A condition is evaluated only if all before it are true.
     """
     if not transform.where:
         return "SELECT * FROM records"
-    condition = condition_of(transform)
-    return f"SELECT * FROM (SELECT *, {condition} AS {KEEP} FROM records AS {quoted(transform.alias)}) WHERE {KEEP}"
+    condition = where_condition(transform)
+    return f"SELECT * FROM (SELECT *, {condition} AS {KEEP} FROM records AS {quote_name(transform.alias)}) WHERE {KEEP}"
 
 
-def condition_of(transform: Transform) -> str:
+def where_condition(transform: Transform) -> str:
     condition = "true"
     for one in reversed(transform.where):
         condition = f"CASE WHEN {one} THEN {condition} ELSE false END"
     return condition
 
 
-def unnested_rows(transform: Transform, source: str) -> str:
+def unnest_query(transform: Transform, source: str) -> str:
     """Return a query that turns the elements of UNNEST's lists in `source` into rows."""
     lists = [f"unnest({text}) AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
-    return selecting(transform, ["*", *lists], source=source) if lists else source
+    return select_query(transform, ["*", *lists], source=source) if lists else source
 
 
-def whole_query(transform: Transform) -> str:
+def full_query(transform: Transform) -> str:
     """Return the query for all rows and columns. `_frazil_row` has the number of each row's record."""
-    columns = [ROW, *(f"{column.expression} AS {quoted(column.name)}" for column in transform.columns)]
-    return selecting(transform, columns, source=unnested_rows(transform, kept_rows(transform)))
+    columns = [ROW, *(f"{column.expression} AS {quote_name(column.name)}" for column in transform.columns)]
+    return select_query(transform, columns, source=unnest_query(transform, kept_records_query(transform)))
 
 
-class Result(NamedTuple):
+class CheckedTransform(NamedTuple):
     """A checked transform. `types` maps each of its columns to the column's type, in Iceberg's notation."""
 
     transform: Transform
     types: Mapping[str, str]
 
 
-def checked(spec: StreamSpec) -> Result:
+def check_transform(spec: StreamSpec) -> CheckedTransform:
     """Check the stream's transform, and prepare it for executors. It must compute exactly the columns of `schema`.
 
     Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
     assert spec.transform is not None
-    return _checked(spec.transform, spec.unnests, records_schema(spec).model_dump_json(), _declared_types(spec))
+    return _check_sql(spec.transform, spec.may_unnest, records_schema(spec).model_dump_json(), _declared_types(spec))
 
 
 def _declared_types(spec: StreamSpec) -> tuple[tuple[str, str], ...]:
-    from frazil.spec.iceberg import schema  # next to its only use
+    from frazil.spec.iceberg import table_schema  # next to its only use
 
     names = {column.name for column in spec.columns}
-    arrow = schema_to_pyarrow(schema(spec))
+    arrow = schema_to_pyarrow(table_schema(spec))
     return tuple((field.name, type_text(field.type)) for field in arrow if field.name in names)
 
 
 @lru_cache(maxsize=64)
-def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[str, str], ...]) -> Result:
+def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[str, str], ...]) -> CheckedTransform:
     fields = Schema.model_validate_json(records_json)
     with open_connection() as connection:
         checker = _Checker(connection, [field.name for field in fields.fields])
@@ -175,7 +175,7 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
             raise SpecError("transform: write unnest without escapes, so that its rows are numbered")
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
-        types = _types(connection, found)
+        types = _bind_types(connection, found)
     wanted = dict(declared)
     if uuids := [name for name, kind in declared if "uuid" in kind]:
         raise SpecError(
@@ -197,10 +197,10 @@ def _checked(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[s
     ]
     if problems:
         raise SpecError("\n".join(problems))
-    return Result(found, types)
+    return CheckedTransform(found, types)
 
 
-def _types(connection: Any, found: Transform) -> dict[str, str]:
+def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
     """Return the type of each column. Each expression is bound separately, so that an error can name its column."""
     import duckdb  # as in open_connection
 
@@ -210,14 +210,14 @@ def _types(connection: Any, found: Transform) -> dict[str, str]:
         except duckdb.Error as error:
             raise SpecError(f"transform: {where}: {_first_line(error)}") from None
 
-    bound("WHERE", kept_rows(found))
-    source = unnested_rows(found, kept_rows(found))
+    bound("WHERE", kept_records_query(found))
+    source = unnest_query(found, kept_records_query(found))
     bound("UNNEST", source)
     types = {}
     for column in found.columns:
-        schema = bound(f"the column {column.name}", selecting(found, [f"{column.expression} AS c"], source=source))
+        schema = bound(f"the column {column.name}", select_query(found, [f"{column.expression} AS c"], source=source))
         types[column.name] = type_text(schema.field(0).type)
-    bound("SELECT", whole_query(found))
+    bound("SELECT", full_query(found))
     return types
 
 
@@ -231,7 +231,7 @@ class _Checker:
     def __init__(self, connection: Any, fields: Sequence[str]) -> None:
         self._connection = connection
         self._fields = {name.lower(): name for name in fields}
-        stable, macros = _functions()
+        stable, macros = _load_functions()
         self._stable, self._macros = set(stable), dict(macros)
         self._alias = "records"
         self._unnested: list[str] = []
@@ -239,25 +239,25 @@ class _Checker:
 
     def transform(self, sql: str, records_json: str) -> Transform:
         """Check a SELECT, and return the transform that it declares. Raises SpecError."""
-        node = self._statement(sql)
-        self._clauses(node)
+        node = self._parse_statement(sql)
+        self._check_clauses(node)
         columns = []
-        for name, expression in self._columns(node["select_list"]):
-            used, written = self._fields_of(expression), self._text(expression)
-            plain = self._without_unnest(expression)
-            self._walk(plain, frozenset())
-            self._suspect(plain)
-            columns.append(TransformedColumn(name, self._text(plain), written, used, self._fails(plain)))
+        for name, expression in self._select_columns(node["select_list"]):
+            used, written = self._fields_of(expression), self._to_sql(expression)
+            plain = self._replace_unnest(expression)
+            self._check_expression(plain, frozenset())
+            self._collect_may_fail(plain)
+            columns.append(TransformedColumn(name, self._to_sql(plain), written, used, self._failure_condition(plain)))
         names = [column.name.lower() for column in columns]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise SpecError(f"transform: the SELECT computes the column {twice} twice; rename one of them with AS")
-        where = [self._condition(part) for part in _conjuncts(node["where_clause"])]
+        where = [self._check_condition(part) for part in _conjuncts(node["where_clause"])]
         used = tuple(sorted({name for part in _conjuncts(node["where_clause"]) for name in self._fields_of(part)}))
         return Transform(
             records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested), (*self._suspicions,)
         )
 
-    def _statement(self, sql: str) -> _Node:
+    def _parse_statement(self, sql: str) -> _Node:
         rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
         parsed = json.loads(rows[0][0])
         if parsed["error"]:
@@ -271,7 +271,7 @@ class _Checker:
             raise SpecError("transform: write one SELECT, without UNION, VALUES and the like")
         return node
 
-    def _clauses(self, node: _Node) -> None:
+    def _check_clauses(self, node: _Node) -> None:
         table = node["from_table"]
         plain = table["type"] == "BASE_TABLE" and table["table_name"].lower() == "records"
         if not plain or any(
@@ -279,26 +279,26 @@ class _Checker:
         ):
             raise SpecError("transform: write only `FROM records`, because a row may depend only on its own record")
         self._alias = table["alias"] or "records"
-        refused = [_NO_MODIFIERS.get(m["type"], m["type"]) for m in node["modifiers"]]
-        refused += [word for key, word in _NO_CLAUSES.items() if node[key] and node[key] != {"map": []}]
+        refused = [_REJECTED_MODIFIERS.get(m["type"], m["type"]) for m in node["modifiers"]]
+        refused += [word for key, word in _REJECTED_CLAUSES.items() if node[key] and node[key] != {"map": []}]
         refused += ["USING SAMPLE"] * bool(table["sample"])
         refused += ["GROUP BY"] * (node["aggregate_handling"] != "STANDARD_HANDLING")
         if refused:
             raise SpecError(f"transform: {refused[0]} is not allowed, because a row may depend only on its own record")
 
-    def _columns(self, select_list: Sequence[_Node]) -> Iterator[tuple[str, _Node]]:
+    def _select_columns(self, select_list: Sequence[_Node]) -> Iterator[tuple[str, _Node]]:
         for expression in select_list:
             if expression["class"] == "STAR" and not expression["columns"]:
-                yield from self._star(expression)
+                yield from self._expand_star(expression)
                 continue
             name = expression["alias"]
             if not name and expression["class"] == "COLUMN_REF":
                 name = expression["column_names"][-1]
             if not name:
-                raise SpecError(f"transform: {self._text(expression)} has no name; write AS and the column's name")
+                raise SpecError(f"transform: {self._to_sql(expression)} has no name; write AS and the column's name")
             yield name, {**expression, "alias": ""}
 
-    def _star(self, star: _Node) -> Iterator[tuple[str, _Node]]:
+    def _expand_star(self, star: _Node) -> Iterator[tuple[str, _Node]]:
         if star["expr"] or any(star[key] for key in ("qualified_exclude_list", "rename_list") if key in star):
             raise SpecError("transform: `*` allows only EXCLUDE and REPLACE; otherwise, name the columns")
         if star["relation_name"].lower() not in {"", self._alias.lower()}:
@@ -312,7 +312,7 @@ class _Checker:
                 field = {"class": "COLUMN_REF", "type": "COLUMN_REF", "alias": "", "column_names": [name]}
                 yield name, instead.get(lower, field)
 
-    def _fails(self, expression: _Node) -> str:
+    def _failure_condition(self, expression: _Node) -> str:
         """Return an SQL condition that is true if the expression fails. It avoids an exception for each record if
         possible.
         """
@@ -324,33 +324,33 @@ class _Checker:
             and expression["child"]["class"] == "COLUMN_REF"
             and not any(c["class"] == "TYPE" for c in kind["children"])
         ):
-            return self._failing_cast(expression)
-        return f"{tried(self._text(expression))} IS NULL"
+            return self._cast_failure_condition(expression)
+        return f"{try_expression(self._to_sql(expression))} IS NULL"
 
-    def _failing_cast(self, cast: _Node) -> str:
-        child, made = self._text(_with_try_casts(cast["child"])), self._text(_with_try_casts(cast))
+    def _cast_failure_condition(self, cast: _Node) -> str:
+        child, made = self._to_sql(_use_try_casts(cast["child"])), self._to_sql(_use_try_casts(cast))
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
-    def _suspect(self, part: Any) -> None:
+    def _collect_may_fail(self, part: Any) -> None:
         """Collect conditions that are true for records for which a cast or division in this expression may fail."""
         if isinstance(part, list):
             for inner in part:
-                self._suspect(inner)
+                self._collect_may_fail(inner)
         elif isinstance(part, dict) and part.get("class") not in {"LAMBDA", "TYPE"}:
             if part.get("class") == "CAST" and not part["try_cast"]:
-                self._suspicions[self._failing_cast(part)] = None
+                self._suspicions[self._cast_failure_condition(part)] = None
             if part.get("class") == "FUNCTION" and part["function_name"] in _DIVISIONS:
-                divisor = self._text(_with_try_casts(part["arguments"][-1]["expression"]))
+                divisor = self._to_sql(_use_try_casts(part["arguments"][-1]["expression"]))
                 self._suspicions[f"{divisor} = 0"] = None
             for value in part.values():
-                self._suspect(value)
+                self._collect_may_fail(value)
 
-    def _condition(self, expression: _Node) -> str:
-        self._walk(expression, frozenset())
-        self._suspect(expression)
-        return self._text(expression)
+    def _check_condition(self, expression: _Node) -> str:
+        self._check_expression(expression, frozenset())
+        self._collect_may_fail(expression)
+        return self._to_sql(expression)
 
-    def _text(self, expression: _Node) -> str:
+    def _to_sql(self, expression: _Node) -> str:
         statement = {
             "error": False,
             "statements": [
@@ -379,34 +379,34 @@ class _Checker:
         """Return the fields of `records` that an expression uses. The error texts of dead letters quote them."""
         found = {
             self._fields[name.lower()]
-            for node in _nodes(expression)
+            for node in _find_nodes(expression)
             if node["class"] == "COLUMN_REF"
             for name in node["column_names"][:2]
             if name.lower() in self._fields
         }
         return tuple(sorted(found))
 
-    def _without_unnest(self, expression: Any) -> Any:
+    def _replace_unnest(self, expression: Any) -> Any:
         """Return the expression with each UNNEST replaced by a column, which an inner query computes."""
         if isinstance(expression, list):
-            return [self._without_unnest(part) for part in expression]
+            return [self._replace_unnest(part) for part in expression]
         if not isinstance(expression, dict):
             return expression
         if expression.get("class") == "FUNCTION" and expression["function_name"].lower() == "unnest":
             arguments = [argument["expression"] for argument in expression["arguments"]]
             if len(arguments) != 1:
                 raise SpecError("transform: UNNEST takes one list")
-            self._walk(arguments[0], frozenset())
-            self._unnested.append(self._text(arguments[0]))
+            self._check_expression(arguments[0], frozenset())
+            self._unnested.append(self._to_sql(arguments[0]))
             name = f"{UNNESTED}{len(self._unnested) - 1}"
             return {**_COLUMN, "column_names": [name], "alias": expression["alias"]}
-        return {key: self._without_unnest(value) for key, value in expression.items()}
+        return {key: self._replace_unnest(value) for key, value in expression.items()}
 
-    def _walk(self, part: Any, names: Collection[str]) -> None:
+    def _check_expression(self, part: Any, names: Collection[str]) -> None:
         """Check an expression. `names` are the parameters of the lambdas and macros that enclose it."""
         if isinstance(part, list):
             for inner in part:
-                self._walk(inner, names)
+                self._check_expression(inner, names)
             return
         if not isinstance(part, dict):
             return
@@ -414,22 +414,22 @@ class _Checker:
             case None:
                 pass
             case "COLUMN_REF":
-                self._column(part["column_names"], names)
+                self._check_column(part["column_names"], names)
             case "FUNCTION":
-                self._function(part)
+                self._check_function(part)
             case "LAMBDA":
-                names = {*names, *self._parameters(part)}
-            case known if known in _CLASSES:
+                names = {*names, *self._lambda_parameters(part)}
+            case known if known in _ALLOWED_CLASSES:
                 pass
             case other:
                 raise SpecError(
-                    f"transform: {_NO_CLASSES.get(other, other)} is not allowed: use only functions of the record's "
-                    "fields"
+                    f"transform: {_REJECTED_CLASSES.get(other, other)} is not allowed: use only functions of the "
+                    "record's fields"
                 )
         for value in part.values():
-            self._walk(value, names)
+            self._check_expression(value, names)
 
-    def _column(self, path: Sequence[str], names: Collection[str]) -> None:
+    def _check_column(self, path: Sequence[str], names: Collection[str]) -> None:
         first = path[0].lower()
         if first in names or first in self._fields or path[0].startswith(UNNESTED):
             return
@@ -438,30 +438,32 @@ class _Checker:
         known = ", ".join(self._fields.values())
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
-    def _parameters(self, part: _Node) -> list[str]:
+    def _lambda_parameters(self, part: _Node) -> list[str]:
         """Return the parameters of a lambda. DuckDB also parses `a -> '$.b'`, which reads JSON, as a lambda."""
         single = part["syntax_type"] == "SINGLE_ARROW"
-        columns = [node["column_names"] for node in _nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
+        columns = [node["column_names"] for node in _find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):
             raise SpecError("transform: `->` reads JSON; write a function of list elements as `lambda x: …`")
         return [] if single else [path[0].lower() for path in columns]
 
-    def _function(self, call: _Node) -> None:
+    def _check_function(self, call: _Node) -> None:
         name = call["function_name"].lower()
         if call["schema"] or call["catalog"] or call["filter"] or call["distinct"] or call["order_bys"]["orders"]:
             raise SpecError(
                 f"transform: {name} is called as an aggregate or with a schema name; write only its name and arguments"
             )
-        if name in _BY_NAME and not _is_repeatable(call):
+        if name in _AGGREGATES_BY_NAME and not _is_repeatable(call):
             raise SpecError(f"transform: {name} needs the name of an exact aggregate as a constant")
-        if name in _SIZED and not all(map(_is_small, call["arguments"][_SIZED[name] : _SIZED[name] + 3])):
+        if name in _LENGTH_ARGUMENTS and not all(
+            map(_is_small, call["arguments"][_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3])
+        ):
             what = (
-                f"its length must be a constant up to {MAX_SIZE:,}, because otherwise a record could use unlimited "
-                "memory"
+                f"its length must be a constant up to {MAX_RESULT_LENGTH:,}, because otherwise a record could use "
+                "unlimited memory"
             )
             raise SpecError(f"transform: {name}: {what}")
-        if _size(call) > MAX_SIZE:
-            raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_SIZE:,}")
+        if _max_length(call) > MAX_RESULT_LENGTH:
+            raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_RESULT_LENGTH:,}")
         if name in {"format", "printf"} and not _has_fixed_widths(call):
             raise SpecError(f"transform: {name}: its format must be a constant, without widths from other arguments")
         if name in self._stable:
@@ -470,8 +472,8 @@ class _Checker:
             raise SpecError(f"transform: {name} is not a function of one record that always gives the same result")
         parameters, definition = self._macros.pop(name)  # otherwise a recursive macro would never end
         try:
-            inner = self._statement(f"SELECT {definition}")["select_list"]
-            self._walk(inner, {parameter.lower() for parameter in parameters})
+            inner = self._parse_statement(f"SELECT {definition}")["select_list"]
+            self._check_expression(inner, {parameter.lower() for parameter in parameters})
         except SpecError:
             raise SpecError(
                 f"transform: {name} uses functions that may return different results for the same record"
@@ -482,13 +484,13 @@ class _Checker:
 _DIVISIONS = frozenset({"/", "//", "%", "divide", "mod"})
 
 
-def _with_try_casts(part: Any) -> Any:
+def _use_try_casts(part: Any) -> Any:
     """Return an expression with all casts replaced by TRY_CAST, which returns null instead of failing."""
     if isinstance(part, list):
-        return [_with_try_casts(inner) for inner in part]
+        return [_use_try_casts(inner) for inner in part]
     if not isinstance(part, dict):
         return part
-    lenient = {key: _with_try_casts(value) for key, value in part.items()}
+    lenient = {key: _use_try_casts(value) for key, value in part.items()}
     return {**lenient, "try_cast": True} if part.get("class") == "CAST" else lenient
 
 
@@ -503,31 +505,31 @@ def _is_small(argument: _Node) -> bool:
     if argument["expression"]["class"] != "CONSTANT" or literal.get("kind") == "STRING":
         return bool(argument["expression"]["class"] == "CONSTANT")
     text = str(literal.get("text", ""))
-    return text.isdecimal() and int(text) <= MAX_SIZE
+    return text.isdecimal() and int(text) <= MAX_RESULT_LENGTH
 
 
-def _size(part: Any) -> int:
+def _max_length(part: Any) -> int:
     """Return the maximum length of a result; at least 1.
 
     It is the product of the constants in nested calls of functions in `_LENGTH_ARGUMENTS`.
     """
     if isinstance(part, list):
-        return max(map(_size, part), default=1)
+        return max(map(_max_length, part), default=1)
     if not isinstance(part, dict):
         return 1
     if part.get("class") != "FUNCTION":
-        return max(map(_size, part.values()), default=1)
+        return max(map(_max_length, part.values()), default=1)
     arguments = part["arguments"]
-    sizes = [_size(argument) for argument in arguments]
+    sizes = [_max_length(argument) for argument in arguments]
     if any(argument["expression"]["class"] == "LAMBDA" for argument in arguments):
         return prod(sizes)
     name = part["function_name"].lower()
-    lengths = arguments[_SIZED[name] : _SIZED[name] + 3] if name in _SIZED else []
-    own = [_number(argument["expression"]) for argument in lengths]
+    lengths = arguments[_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3] if name in _LENGTH_ARGUMENTS else []
+    own = [_constant_value(argument["expression"]) for argument in lengths]
     return max(sizes, default=1) * max(own, default=1)
 
 
-def _number(expression: _Node) -> int:
+def _constant_value(expression: _Node) -> int:
     """Return the value of an integer constant; 1 for any other expression."""
     text = str(expression.get("literal", {}).get("text", ""))
     return max(1, int(text)) if expression["class"] == "CONSTANT" and text.isdecimal() else 1
@@ -547,7 +549,7 @@ def _is_repeatable(call: _Node) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
+def _load_functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
     """Return the names of stable functions, and a map from each scalar macro to its parameters and definition."""
     query = (
         "SELECT lower(function_name), function_type, stability, parameters, macro_definition FROM duckdb_functions()"
@@ -569,19 +571,21 @@ def _functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str]]]:
     }
     inner = {name for name in stable if name.startswith(("__internal", "json_serialize"))}
     usable = {name: macro for name, macro in macros.items() if {k for k, _ in kinds[name]} == {"macro"}}
-    return frozenset(stable - inner - _IMPURE), {n: m for n, m in usable.items() if n not in overloaded | _IMPURE}
+    return frozenset(stable - inner - _UNSTABLE_FUNCTIONS), {
+        n: m for n, m in usable.items() if n not in overloaded | _UNSTABLE_FUNCTIONS
+    }
 
 
-def _nodes(part: Any) -> Iterator[_Node]:
+def _find_nodes(part: Any) -> Iterator[_Node]:
     """Yield all expressions in a part of a syntax tree, at any depth."""
     if isinstance(part, list):
         for inner in part:
-            yield from _nodes(inner)
+            yield from _find_nodes(inner)
     elif isinstance(part, dict):
         if "class" in part:
             yield part
         for value in part.values():
-            yield from _nodes(value)
+            yield from _find_nodes(value)
 
 
 def _conjuncts(where: _Node | None) -> list[_Node]:
@@ -592,7 +596,7 @@ def _conjuncts(where: _Node | None) -> list[_Node]:
     return [where]
 
 
-_NAMES: dict[pa.DataType, str] = {
+_TYPE_NAMES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
     pa.int32(): "int",
     pa.int64(): "long",
@@ -614,8 +618,8 @@ def type_text(kind: pa.DataType) -> str:  # noqa: PLR0911 - a case for each kind
 
     `fixed` types become `binary`, as DuckDB returns them.
     """
-    if kind in _NAMES:
-        return _NAMES[kind]
+    if kind in _TYPE_NAMES:
+        return _TYPE_NAMES[kind]
     if isinstance(kind, pa.UuidType):
         return "uuid"
     if pa.types.is_fixed_size_binary(kind):

@@ -14,7 +14,7 @@ from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
-from frazil.kafka.client import AdminClient, client_errors, place, refusal
+from frazil.kafka.client import AdminClient, describe_source, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
@@ -23,13 +23,13 @@ from frazil.spec.topics import TopicPattern
 
 TIMEOUT_S = 10.0
 """Default timeout (s) of a request."""
-POLL_S = 0.1
+ERROR_POLL_INTERVAL_S = 0.1
 """Interval (s) at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout (s) of a request for an interactive command, which does not retry."""
 MAX_TOPICS = 1000
 """Maximum number of topics that may match a pattern. Each commit stores the offsets of all of them."""
-LEADER_MOVES = frozenset(
+LEADER_ERRORS = frozenset(
     {
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -53,7 +53,7 @@ class Topics:
     partitions: tuple[TopicPartition, ...]
 
 
-class KafkaOffsets:
+class KafkaAdmin:
     """An admin client with the requests that frazil needs. Each method sends one batched request per broker.
 
     If `stream` is given, error messages name it. `client` creates the underlying client, or returns a shared one.
@@ -74,7 +74,7 @@ class KafkaOffsets:
         self._topics = topics if isinstance(topics, TopicPattern) else tuple(topics)
         self._topics_text = str(topics) if isinstance(topics, TopicPattern) else f"topics {', '.join(topics)}"
         self._timeout_s = timeout_s
-        with client_errors():
+        with translate_client_errors():
             self._admin = client(properties)
 
     def __enter__(self) -> Self:
@@ -124,7 +124,8 @@ class KafkaOffsets:
                     raise self._as_frazil_error(error, "describing") from error
         if hidden:
             raise AccessDenied(
-                f"{place(self._stream, self._servers)}: Kafka does not let the stream describe topics that it has "
+                f"{describe_source(self._stream, self._servers)}: Kafka does not let the stream describe topics that "
+                "it has "
                 f"read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on "
                 "their names, so that Kafka can report this"
             )
@@ -241,10 +242,10 @@ class KafkaOffsets:
                 futures = [self._request_offsets(tps, which, isolation) for which, isolation in questions]
                 return [{(tp.topic, tp.partition): self._wait_for(of) for tp, of in each.items()} for each in futures]
             except (KafkaException, TimeoutError) as error:
-                is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_MOVES
+                is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_ERRORS
                 if is_moving and time.monotonic() <= deadline:
                     moving = error
-                    time.sleep(POLL_S)
+                    time.sleep(ERROR_POLL_INTERVAL_S)
                     continue
                 # librdkafka may also wait for the leader without an error. Report the earlier error, which says more.
                 why = moving if moving is not None and is_timeout(error) else error
@@ -268,7 +269,7 @@ class KafkaOffsets:
         forever, even after a refusal. A refusal is therefore detected from the client's connection errors.
         """
         deadline = time.monotonic() + self._timeout_s
-        while not wait([answer], POLL_S).done:
+        while not wait([answer], ERROR_POLL_INTERVAL_S).done:
             if time.monotonic() > deadline:
                 raise TimeoutError
             for error in self._admin.connection_errors():
@@ -280,7 +281,7 @@ class KafkaOffsets:
 
     def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
         """Return AccessDenied if the error is a refusal of `what`; otherwise None."""
-        return refusal(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
+        return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
         """Return frazil's error for an error of a request. `doing` is what the request did, such as "describing"."""

@@ -19,7 +19,7 @@ from frazil.errors import AccessDenied, SpecError
 from frazil.kafka import tokens
 from frazil.spec.property_rules import is_secret
 
-DENIED = frozenset(
+DENIED_CODES = frozenset(
     {
         KafkaError._AUTHENTICATION,
         KafkaError.SASL_AUTHENTICATION_FAILED,
@@ -30,9 +30,9 @@ DENIED = frozenset(
 )
 """Error codes for refused access."""
 
-_CERTIFICATE = re.compile(r"certificate verify failed|SSL routines.*alert .*(certificate|unknown ca)")
+_CERTIFICATE_ERROR = re.compile(r"certificate verify failed|SSL routines.*alert .*(certificate|unknown ca)")
 """Matches errors about TLS certificates."""
-_TOKEN = "Failed to acquire SASL OAUTHBEARER token"
+_TOKEN_ERROR = "Failed to acquire SASL OAUTHBEARER token"
 """The beginning of librdkafka's error when it cannot fetch an OAuth token."""
 _TOKEN_REFUSED = re.compile(
     r"invalid_(client|grant|request|scope)|unauthorized_client|unsupported_grant_type|unexpired token"
@@ -57,32 +57,32 @@ _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads, and that another thread must destroy."""
 
 
-def refusal(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
+def to_access_denied(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
     """Return AccessDenied if a client's error is a permanent refusal; None for any other error.
 
     `code` and `text` come from librdkafka. `what` is the refused request, such as "access to flights".
     """
-    if _CERTIFICATE.search(text):
+    if _CERTIFICATE_ERROR.search(text):
         problem = f"the TLS connection fails: {text}"
         check = (
             "ssl.* in source.properties, and the broker's certificate: its authority, its host name, and whether it "
             "has expired"
         )
-    elif text.startswith(_TOKEN):
+    elif text.startswith(_TOKEN_ERROR):
         if not _TOKEN_REFUSED.search(text):
             return None
         problem, check = (
             text,
             "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock",
         )
-    elif code in DENIED:
+    elif code in DENIED_CODES:
         problem, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
     else:
         return None
-    return AccessDenied(f"{place(stream, servers)}: {problem}. Check {check}.")
+    return AccessDenied(f"{describe_source(stream, servers)}: {problem}. Check {check}.")
 
 
-def place(stream: str | None, servers: str) -> str:
+def describe_source(stream: str | None, servers: str) -> str:
     """Return the beginning of an error message: the stream, if it is known, and the brokers."""
     return f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
 
@@ -154,7 +154,7 @@ def _is_foreign_thread() -> bool:
 
 
 @contextmanager
-def client_errors() -> Iterator[None]:
+def translate_client_errors() -> Iterator[None]:
     """Convert librdkafka's error to SpecError if it rejects the declared properties of a new client."""
     try:
         yield

@@ -15,7 +15,7 @@ from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
-MAX_SILENCE_S = 60.0
+NO_MESSAGE_TIMEOUT_S = 60.0
 """Maximum time (s) without a message from Kafka before reading fails."""
 MESSAGES_PER_CALL = 10_000
 """Maximum number of messages that one call of the consumer returns."""
@@ -62,11 +62,13 @@ def _drain(
         messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.5)
         if messages:
             last_message_at = time.monotonic()
-        elif time.monotonic() - last_message_at > MAX_SILENCE_S:
-            raise KafkaUnavailable(f"Kafka sent nothing for {MAX_SILENCE_S:.0f} s; check the brokers, then audit again")
+        elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
+            raise KafkaUnavailable(
+                f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
+            )
         pieces: dict[TopicPartition, list[int]] = {}
         for message in messages:
-            tp, offset, is_record = _read(message)
+            tp, offset, is_record = _parse_message(message)
             if tp not in open_ranges:
                 continue
             end = open_ranges[tp][1]
@@ -79,7 +81,7 @@ def _drain(
             tallies[tp].add(np.array(offsets))
 
 
-def _read(message: Message) -> tuple[TopicPartition, int, bool]:
+def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
     """Return a message's topic-partition and offset, and whether it is a record. The end of a partition is not a
     record.
     """

@@ -14,11 +14,11 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import AccessDenied, KafkaUnavailable
-from frazil.kafka.client import client_errors, place
+from frazil.kafka.client import describe_source, translate_client_errors
 from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
-ANSWER_TIMEOUT_S = 20.0
+RESPONSE_TIMEOUT_S = 20.0
 """Timeout (s) for the responses of all topic-partitions."""
 _MESSAGES_PER_CALL = 100
 _MAX_NAMES = 5
@@ -52,7 +52,7 @@ def find_diverged(
     starts = [KafkaTopicPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()]
     with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign(starts)
-        for tp, code in _answers(consumer, waiting, within_s=ANSWER_TIMEOUT_S):
+        for tp, code in _fetch_answers(consumer, waiting, within_s=RESPONSE_TIMEOUT_S):
             if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
                 continue
             waiting.discard(tp)
@@ -61,8 +61,9 @@ def find_diverged(
                 diverged.add(tp)
     if waiting:
         raise KafkaUnavailable(
-            f"Kafka did not report within {ANSWER_TIMEOUT_S:.0f} s whether the logs of "
-            f"{_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position. Check the brokers"
+            f"Kafka did not report within {RESPONSE_TIMEOUT_S:.0f} s whether the logs of "
+            f"{_join_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position. Check the "
+            "brokers"
         )
     return frozenset(diverged)
 
@@ -76,25 +77,25 @@ def check_readable(
     """
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
-    where = place(stream, properties.get("bootstrap.servers", ""))
-    with client_errors():
+    where = describe_source(stream, properties.get("bootstrap.servers", ""))
+    with translate_client_errors():
         consumer = create_client(Consumer, {**properties, **_SETTINGS})
     with closing(consumer):
         consumer.assign([KafkaTopicPartition(*tp, OFFSET_END) for tp in waiting.items()])
-        for (topic, _), code in _answers(consumer, waiting, within_s=within_s):
+        for (topic, _), code in _fetch_answers(consumer, waiting, within_s=within_s):
             if code == KafkaError.TOPIC_AUTHORIZATION_FAILED and waiting.pop(topic, None) is not None:
                 refused.append(topic)
             elif code in {None, KafkaError._PARTITION_EOF}:  # None: a new record has arrived
                 waiting.pop(topic, None)
     if refused:
-        raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_names(refused)}. Grant Read on them")
+        raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_join_names(refused)}. Grant Read on them")
     if waiting:
         raise KafkaUnavailable(
-            f"{where}: no response to a fetch of {_names(waiting)} within {within_s:g} s. Check the brokers"
+            f"{where}: no response to a fetch of {_join_names(waiting)} within {within_s:g} s. Check the brokers"
         )
 
 
-def _answers(
+def _fetch_answers(
     consumer: Consumer, waiting: Collection[object], *, within_s: float
 ) -> Iterator[tuple[TopicPartition, int | None]]:
     """Yield each message's topic-partition and error code, until the caller has emptied `waiting` or the time is up."""
@@ -105,7 +106,7 @@ def _answers(
             yield (message.topic() or "", message.partition() or 0), error.code() if error else None
 
 
-def _names(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     """Return a list of the names as text, shortened to a maximum number of names."""
     names = sorted(names)
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""

@@ -34,13 +34,13 @@ from frazil.kafka.tokens import TokenFunction
 
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
-_COPY = 0x2
+_COPY_FLAG = 0x2
 """Flag of `produce`: copy the value."""
-_PURGE_QUEUE = 0x1
+_PURGE_QUEUE_FLAG = 0x1
 """Flag of `purge`: remove messages from the producer's queue."""
 _INVALID_OFFSET = -1001
 """The offset of a message that has none (RD_KAFKA_OFFSET_INVALID)."""
-_TEXT_BYTES = 512
+_ERROR_BUFFER_BYTES = 512
 """Size of the buffers for error texts."""
 
 ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
@@ -149,10 +149,10 @@ class Librdkafka:
         The caller must pass the configuration to a client or destroy it.
         """
         conf = int(self.conf_new())
-        problem = ctypes.create_string_buffer(_TEXT_BYTES)
+        problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
         # Plugins define properties, so they are loaded first.
         for key, value in sorted(properties.items(), key=lambda item: item[0] != "plugin.library.paths"):
-            if self.conf_set(conf, key.encode(), value.encode(), problem, _TEXT_BYTES):
+            if self.conf_set(conf, key.encode(), value.encode(), problem, _ERROR_BUFFER_BYTES):
                 self.conf_destroy(conf)
                 raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
         return conf
@@ -182,14 +182,16 @@ class Librdkafka:
         """Return a callback that gives a client the tokens of this function, or its error."""
 
         def refresh(client: int, config: bytes | None, _: int | None) -> None:
-            problem = ctypes.create_string_buffer(_TEXT_BYTES)
+            problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
             try:
                 token, expiry_s, *more = make_token((config or b"").decode())
                 principal, pairs = more[0] if more else "", more[1] if len(more) > 1 else {}
                 texts = [text.encode() for pair in pairs.items() for text in pair]
                 extensions = (c_char_p * len(texts))(*texts)
                 lifetime = (token.encode(), int(expiry_s * 1000), principal.encode())
-                failed = self.oauthbearer_set_token(client, *lifetime, extensions, len(texts), problem, _TEXT_BYTES)
+                failed = self.oauthbearer_set_token(
+                    client, *lifetime, extensions, len(texts), problem, _ERROR_BUFFER_BYTES
+                )
                 text = problem.value if failed else b""
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".encode()
@@ -199,8 +201,8 @@ class Librdkafka:
         return TokenCallback(refresh)
 
     def _new_client(self, kind: int, conf: int) -> int:
-        problem = ctypes.create_string_buffer(_TEXT_BYTES)
-        client = self.new(kind, conf, problem, _TEXT_BYTES)
+        problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
+        client = self.new(kind, conf, problem, _ERROR_BUFFER_BYTES)
         if not client:
             self.conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
@@ -260,8 +262,8 @@ def _check_message_layout(library: Librdkafka) -> None:
     queue = library.queue_get_main(producer)
     event = None
     try:
-        library.produce(topic, 7, _COPY, b"value", 5, b"the key", 7, 11)
-        library.purge(producer, _PURGE_QUEUE)
+        library.produce(topic, 7, _COPY_FLAG, b"value", 5, b"the key", 7, 11)
+        library.purge(producer, _PURGE_QUEUE_FLAG)
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:

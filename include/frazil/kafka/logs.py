@@ -22,11 +22,11 @@ from typing import Protocol
 from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
 
-SHORT_POLLS = 3
+MIN_SHORT_POLLS = 3
 """Number of consecutive polls with a log end before the position that prove a truncation. Used without leader
 epochs.
 """
-OUTDATED_POLLS = 60
+MAX_OUTDATED_POLLS = 60
 """Number of consecutive outdated responses, from a broker that was replaced, after which reading fails."""
 
 
@@ -42,7 +42,7 @@ class LogEnd:
     """The epoch of the leader that responded; None if the broker does not report it."""
 
 
-class Answer(Enum):
+class LeaderAnswer(Enum):
     """What a leader's response means for an offset that was readable before ("it" in the values)."""
 
     VALID = "the same leader still has it"
@@ -51,14 +51,14 @@ class Answer(Enum):
     ANOTHER_LEADER = "the log may have been truncated and then grown again: ask the leader"
 
 
-def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Answer:
+def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> LeaderAnswer:
     """Return what a leader's response means for an offset that was readable when the leader had `known_epoch`."""
     if known_epoch is not None and end.leader_epoch is not None and end.leader_epoch < known_epoch:
-        return Answer.OUTDATED
+        return LeaderAnswer.OUTDATED
     if end.stable < offset:
-        return Answer.SHORT
+        return LeaderAnswer.SHORT
     same = known_epoch is None or end.leader_epoch is None or end.leader_epoch == known_epoch
-    return Answer.VALID if same else Answer.ANOTHER_LEADER
+    return LeaderAnswer.VALID if same else LeaderAnswer.ANOTHER_LEADER
 
 
 class LogSource(Protocol):
@@ -102,21 +102,21 @@ class LogWatch:
             for tp, end in ends.items()
         }
         self._check_outdated(answers)
-        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is Answer.SHORT}
-        cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= SHORT_POLLS}
-        doubtful = [tp for tp, answer in answers.items() if answer in {Answer.SHORT, Answer.ANOTHER_LEADER}]
+        self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT}
+        cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= MIN_SHORT_POLLS}
+        doubtful = [tp for tp, answer in answers.items() if answer in {LeaderAnswer.SHORT, LeaderAnswer.ANOTHER_LEADER}]
         if ask := {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}:
             cut |= kafka.cut(ask)
         for tp, end in ends.items():
             if tp in cut:
                 continue
-            if answers[tp] is Answer.VALID:
+            if answers[tp] is LeaderAnswer.VALID:
                 self._update_ends(tp, max(end.stable, self.stable.get(tp, 0)), max(end.high, self.high.get(tp, 0)), end)
-            elif answers[tp] is Answer.ANOTHER_LEADER:
+            elif answers[tp] is LeaderAnswer.ANOTHER_LEADER:
                 self._update_ends(tp, end.stable, end.high, end)
         return cut
 
-    def is_silent(self, tp: TopicPartition, offset: int) -> bool:
+    def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether the log has no record at or after the offset, not even one of an open transaction.
 
         Returns True if the log's end is unknown.
@@ -128,17 +128,17 @@ class LogWatch:
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 
-    def _check_outdated(self, answers: Mapping[TopicPartition, Answer]) -> None:
+    def _check_outdated(self, answers: Mapping[TopicPartition, LeaderAnswer]) -> None:
         """Raise KafkaUnavailable after too many consecutive outdated responses.
 
         A few are normal during a leader election. If they continued unnoticed, the stream would silently stop reading.
         """
-        outdated = [tp for tp, answer in answers.items() if answer is Answer.OUTDATED]
+        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
         self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= OUTDATED_POLLS)
+        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
         if stuck:
             raise KafkaUnavailable(
-                f"{OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
                 "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
@@ -169,7 +169,7 @@ def find_truncations(
         pause()
 
 
-def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
+def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
     """Return the offset ranges that retention deleted, as text: from each wanted position to the first available
     offset.
 
@@ -180,7 +180,7 @@ def lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPa
 
 def check_no_gap(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int], *, stream: str) -> None:
     """Raise OffsetGap if retention deleted records from a position in `wanted` on."""
-    if lost := lost_ranges(wanted, available):
+    if lost := describe_lost_ranges(wanted, available):
         raise OffsetGap(
             f"Kafka's retention deleted records that stream {stream!r} had not read: {lost}. `frazil reset {stream} "
             "--to marker` continues at the first remaining offsets. With `source.on-gap: skip`, a writer always does "

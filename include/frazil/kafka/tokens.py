@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from frazil.errors import KafkaUnavailable, SpecError
-from frazil.extras import require
+from frazil.extras import require_module
 
 METHOD = "sasl.oauthbearer.method"
 AWS_MSK = "aws-msk"
@@ -72,7 +72,7 @@ def create_client(client: Callable[[dict[str, Any]], Client], properties: Mappin
 
 def _load(method: str) -> TokenFunction:
     if method == AWS_MSK:
-        require("aws_msk_iam_sasl_signer")
+        require_module("aws_msk_iam_sasl_signer")
         return _make_msk_token
     module, _, name = method.partition(":")
     try:

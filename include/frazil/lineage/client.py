@@ -31,7 +31,7 @@ from openlineage.client.facet_v2 import (
 from openlineage.client.uuid import generate_new_uuid
 
 from frazil import __version__
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State
+from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFacts
 
 PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
 
@@ -58,17 +58,17 @@ class MaintenanceFacet(RunFacet):
         return f"{PRODUCER}#maintenance"
 
 
-class Client:
+class LineageClient:
     """Sends the events of one run. Methods raise the transport's errors, and block as long as the transport does."""
 
-    def __init__(self, settings: Settings, job: str, *, streaming: bool = True) -> None:
+    def __init__(self, settings: LineageSettings, job: str, *, streaming: bool = True) -> None:
         self.run_id = str(generate_new_uuid())
         self._settings, self._job = settings, job
         processing = "STREAMING" if streaming else "BATCH"
         self._job_type = job_type_job.JobTypeJobFacet(processingType=processing, integration="FRAZIL", jobType="JOB")
         self._client = OpenLineageClient()
 
-    def send(self, state: State, at_ms: int, facts: RunFacts) -> None:
+    def send(self, state: LineageState, at_ms: int, facts: RunFacts) -> None:
         self._client.emit(
             RunEvent(
                 eventTime=datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(),
@@ -77,7 +77,7 @@ class Client:
                 job=Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": self._job_type}),
                 producer=PRODUCER,
                 inputs=[InputDataset(one.namespace, one.name, facets=_table_facets(one)) for one in facts.inputs],
-                outputs=[] if facts.output is None else [_output(facts.output, facts)],
+                outputs=[] if facts.output is None else [_output_dataset(facts.output, facts)],
             )
         )
 
@@ -119,7 +119,7 @@ def _table_facets(table: Dataset) -> dict[str, DatasetFacet]:
     return facets
 
 
-def _output(table: Dataset, facts: RunFacts) -> OutputDataset:
+def _output_dataset(table: Dataset, facts: RunFacts) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {}
     if (totals := facts.totals) is not None:
         table = replace(table, snapshot_id=totals.snapshot_id)

@@ -17,16 +17,16 @@ from frazil.spec.units import parse_duration
 INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
 """Environment variable with the time between RUNNING events of a writer."""
 DEFAULT_INTERVAL = "15m"
-PARENT = "OPENLINEAGE_PARENT_ID"
+PARENT_VARIABLE = "OPENLINEAGE_PARENT_ID"
 """Environment variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects
 it.
 """
-NAMESPACE = "OPENLINEAGE_NAMESPACE"
+NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 """Environment variable with the namespace of the jobs."""
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
 
-class State(StrEnum):
+class LineageState(StrEnum):
     """A run's states in OpenLineage."""
 
     START = "START"
@@ -78,7 +78,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LineageSettings:
     """Lineage settings from the environment."""
 
     on: bool = False
@@ -90,7 +90,7 @@ class Settings:
     problems: tuple[str, ...] = ()
 
     @classmethod
-    def load(cls, environment: Mapping[str, str]) -> Settings:
+    def load(cls, environment: Mapping[str, str]) -> LineageSettings:
         """Read the settings from an environment. Without a backend, lineage is off."""
         disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
         named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & {name for name, value in environment.items() if value}
@@ -104,14 +104,16 @@ class Settings:
                 f"{INTERVAL_VARIABLE} is {environment[INTERVAL_VARIABLE]!r}, which is not a duration such as 5m; "
                 f"{DEFAULT_INTERVAL} is used"
             )
-        parent_id = environment.get(PARENT)
+        parent_id = environment.get(PARENT_VARIABLE)
         parent = _PARENT.fullmatch(parent_id) if parent_id else None
         if parent_id and parent is None:
-            problems.append(f"{PARENT} is {parent_id!r}, not <namespace>/<job>/<run id>; the run has no parent")
+            problems.append(
+                f"{PARENT_VARIABLE} is {parent_id!r}, not <namespace>/<job>/<run id>; the run has no parent"
+            )
         return cls(
             on=True,
             every_ms=round(every.total_seconds() * 1000),
-            namespace=environment.get(NAMESPACE) or "frazil",
+            namespace=environment.get(NAMESPACE_VARIABLE) or "frazil",
             parent=(parent["namespace"], parent["job"], parent["run"]) if parent else None,
             problems=tuple(problems),
         )

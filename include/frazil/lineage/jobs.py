@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from frazil.lineage.facts import RunFacts, Settings, State
+from frazil.lineage.facts import LineageSettings, LineageState, RunFacts
 from frazil.lineage.stream import Sender
 
 log = logging.getLogger(__name__)
@@ -25,23 +25,23 @@ CLOSE_TIMEOUT_S = 2.0
 MAX_QUEUED_EVENTS = 4_000
 """Maximum number of queued events; further events are lost. A maintenance run of 500 tables has 1,000."""
 
-Connect = Callable[[Settings, str], Sender]
+Connect = Callable[[LineageSettings, str], Sender]
 """Creates the client that sends one run's events."""
 
 
-def connect(settings: Settings, job: str) -> Sender:
+def connect(settings: LineageSettings, job: str) -> Sender:
     """Return a client for one run of a batch job. Raises ModuleNotFoundError without the extra `lineage`."""
     try:
-        from frazil.lineage.client import Client  # needs an extra
+        from frazil.lineage.client import LineageClient  # needs an extra
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
-    return Client(settings, job, streaming=False)
+    return LineageClient(settings, job, streaming=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Event:
     run: JobRun
-    state: State
+    state: LineageState
     at_ms: int
     facts: RunFacts
 
@@ -56,17 +56,17 @@ class JobRun:
 
     def started(self, at_ms: int, facts: RunFacts) -> None:
         """Queue the event that the run started."""
-        self._put(_Event(self, State.START, at_ms, facts))
+        self._put(_Event(self, LineageState.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
         """Queue the event that the run completed, or failed if the facts have an error."""
-        self._put(_Event(self, State.COMPLETE if facts.error is None else State.FAIL, at_ms, facts))
+        self._put(_Event(self, LineageState.COMPLETE if facts.error is None else LineageState.FAIL, at_ms, facts))
 
 
-class Jobs:
+class JobReporter:
     """Sends the events of one process's runs."""
 
-    def __init__(self, settings: Settings, *, connect: Connect = connect) -> None:
+    def __init__(self, settings: LineageSettings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
         self._events: queue.Queue[_Event | None] = queue.Queue(MAX_QUEUED_EVENTS)
         # A daemon: a backend that hangs must not keep the process.
@@ -105,14 +105,14 @@ class Jobs:
                     self._unsent.pop(0)
             except Exception as error:  # transports raise what their clients raise
                 self._warn(repr(error))
-                if event.state is not State.START:  # its run is over and sends nothing more
+                if event.state is not LineageState.START:  # its run is over and sends nothing more
                     self._unsent = [one for one in self._unsent if one.run is not event.run]
 
     def _send(self, event: _Event) -> None:
         if event.run.sender is None:
             event.run.sender = self._connect(self._settings, event.run.job)
         event.run.sender.send(event.state, event.at_ms, event.facts)
-        if event.state is not State.START:
+        if event.state is not LineageState.START:
             event.run.sender.close(CLOSE_TIMEOUT_S)
 
     def _warn(self, reason: str) -> None:
@@ -124,15 +124,15 @@ class Jobs:
 @contextmanager
 def openlineage_jobs(
     environment: Mapping[str, str] = os.environ, *, connect: Connect = connect
-) -> Iterator[Jobs | None]:
+) -> Iterator[JobReporter | None]:
     """Yield the sender for this process's runs; None if no backend is declared."""
-    settings = Settings.load(environment)
+    settings = LineageSettings.load(environment)
     for problem in settings.problems:
         log.warning("%s", problem)
     if not settings.on:
         yield None
         return
-    jobs = Jobs(settings, connect=connect)
+    jobs = JobReporter(settings, connect=connect)
     jobs.open()
     try:
         yield jobs

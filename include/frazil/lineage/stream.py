@@ -15,7 +15,7 @@ from typing import Protocol
 from pyiceberg.table import Table
 
 from frazil.events import BatchCommitted, EpochBegan, Event, TableEvolved
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, table_dataset, topic_datasets
+from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFacts, Totals, table_dataset, topic_datasets
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ CLOSE_TIMEOUT_S = 2.0
 class Sender(Protocol):
     """OpenLineage's client for one run."""
 
-    def send(self, state: State, at_ms: int, facts: RunFacts) -> None: ...
+    def send(self, state: LineageState, at_ms: int, facts: RunFacts) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
 
@@ -40,7 +40,13 @@ class StreamLineage:
     """
 
     def __init__(
-        self, stream: str, *, settings: Settings, bootstrap: str, topics: Iterable[str], connect: Callable[[], Sender]
+        self,
+        stream: str,
+        *,
+        settings: LineageSettings,
+        bootstrap: str,
+        topics: Iterable[str],
+        connect: Callable[[], Sender],
     ) -> None:
         """Prepare the run. `topics` are the declared ones; the marker adds those that match a pattern."""
         self._stream, self._settings, self._bootstrap, self._connect = stream, settings, bootstrap, connect
@@ -51,9 +57,9 @@ class StreamLineage:
         self._output: Dataset | None = None
         """The table; None before it is loaded, and after a schema change until it is loaded again."""
         self._began_ms: int | None = None
-        self._ended: tuple[State, int, str | None] | None = None
+        self._ended: tuple[LineageState, int, str | None] | None = None
         self._sender: Sender | None = None
-        self._sent: State | None = None
+        self._sent: LineageState | None = None
         self._sent_ms = 0
         self._sent_totals = Totals()
         self._failed_ms: int | None = None
@@ -80,7 +86,7 @@ class StreamLineage:
     def ended(self, error: str | None, *, at_ms: int) -> None:
         """Record that the writer ended. `error` is None if it ended without an error."""
         with self._lock:
-            self._ended = (State.COMPLETE if error is None else State.FAIL, at_ms, error)
+            self._ended = (LineageState.COMPLETE if error is None else LineageState.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
         """Return whether an event must be sent now. After an error of the backend, sending waits for
@@ -118,19 +124,19 @@ class StreamLineage:
             self._sender = self._connect()
         facts = RunFacts(inputs, output, totals)
         if self._sent is None:
-            self._send(State.START, began_ms, replace(facts, totals=Totals(snapshot_id=totals.snapshot_id)))
+            self._send(LineageState.START, began_ms, replace(facts, totals=Totals(snapshot_id=totals.snapshot_id)))
         if ended is not None:
             state, at_ms, error = ended
             self._send(state, at_ms, replace(facts, error=error))
             self._sender.close(CLOSE_TIMEOUT_S)
         elif totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms:
-            self._send(State.RUNNING, now_ms, facts)
+            self._send(LineageState.RUNNING, now_ms, facts)
             self._sent_ms = now_ms
 
-    def _send(self, state: State, at_ms: int, facts: RunFacts) -> None:
+    def _send(self, state: LineageState, at_ms: int, facts: RunFacts) -> None:
         if self._sender is None:
             return
         self._sender.send(state, at_ms, facts)
         self._sent, self._sent_totals = state, facts.totals or Totals()
-        if state is State.START:
+        if state is LineageState.START:
             self._sent_ms = at_ms

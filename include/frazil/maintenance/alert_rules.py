@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
-from frazil.spec.units import rounded_bytes
+from frazil.spec.units import format_rounded_bytes
 from frazil.status.derive import freshness_ms, late_sentence
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
 """Environment variable with the location of a team's runbook: a URL or a path."""
-RUNBOOK = "docs/runbook.md"
-CLEARS_AT = 0.8
+DEFAULT_RUNBOOK = "docs/runbook.md"
+CLEAR_RATIO = 0.8
 """An alert ends when its value falls to this share of the threshold. The gap to the threshold keeps the alert from
 flapping.
 """
 
-FEWEST_FILES = 256
+MIN_FILE_DIVISOR = 256
 """The bytes of a manifest list are divided by at least this many data files, because each list begins with 4 KiB of
 Avro schema.
 
@@ -53,10 +53,10 @@ class Reading:
     @property
     def is_clear(self) -> bool:
         """Whether the value is low enough to end the alert; False if it is unknown."""
-        return self.value is not None and self.value <= CLEARS_AT * self.threshold
+        return self.value is not None and self.value <= CLEAR_RATIO * self.threshold
 
 
-def readings(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
+def evaluate_table_rules(health: TableHealth, settings: Maintenance, *, now_ms: int) -> tuple[Reading, ...]:
     """Return the readings of all rules that apply to the table; empty if the table's alerts are switched off."""
     if not settings.alerts.enabled:
         return ()
@@ -71,16 +71,16 @@ def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[R
     limits, table = settings.alerts, health.table
     rewrite = _remedy(table, "manifests", settings.manifests.enabled, "rewrite_manifests")
     expire = _remedy(table, "expiry", settings.expiry.enabled, "expire_snapshots")
-    listed = f"{rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
-    per_file = health.manifest_list_bytes / max(health.data_files, FEWEST_FILES)
+    listed = f"{format_rounded_bytes(health.manifest_list_bytes)} of manifest list for {health.data_files:,} data files"
+    per_file = health.manifest_list_bytes / max(health.data_files, MIN_FILE_DIVISOR)
     sentence = f"{table} has {listed}: every query reads all of it during planning. {rewrite}"
     yield Reading("manifest-list", per_file, limits.manifest_list_bytes_per_file, listed, sentence)
     sentence = f"{table} has {health.manifests:,} manifests; each query opens them during planning. {rewrite}"
     yield Reading("manifests", health.manifests, limits.manifests, f"{health.manifests:,} manifests", sentence)
-    oldest = f"the oldest from {utc(health.oldest_snapshot_at_ms)}"
+    oldest = f"the oldest from {format_utc(health.oldest_snapshot_at_ms)}"
     sentence = f"{table} has {health.snapshots:,} snapshots, {oldest}: they slow down every commit. {expire}"
     yield Reading("snapshots", health.snapshots, limits.snapshots, f"{health.snapshots:,} snapshots", sentence)
-    size = rounded_bytes(health.metadata_bytes)
+    size = format_rounded_bytes(health.metadata_bytes)
     sentence = (
         f"{table} has a metadata.json of {size}, which every commit reads and writes. Most of it describes the "
         f"{health.snapshots:,} snapshots. {expire}"
@@ -91,19 +91,20 @@ def _metadata_readings(health: TableHealth, settings: Maintenance) -> Iterator[R
 def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Reading]:
     limits, table = settings.alerts, health.table
     compact = _remedy(table, "compaction", settings.compaction.enabled, "rewrite_data_files")
-    average = rounded_bytes(health.average_file_bytes)
+    average = format_rounded_bytes(health.average_file_bytes)
     sentence = (
         f"{table} has {health.data_files:,} data files of {average} on average; the target is "
-        f"{rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition has few "
+        f"{format_rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition "
+        "has few "
         "bytes, declare a coarser partition-by"
     )
     shown = f"{health.data_files:,} data files of {average} on average"
-    yield Reading("small-files", _small_files(health, limits.small_files), limits.small_files, shown, sentence)
+    yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, shown, sentence)
     yield from _delete_readings(health, limits, compact)
     if settings.compaction.enabled:
-        added = rounded_bytes(health.bytes_since_compaction)
+        added = format_rounded_bytes(health.bytes_since_compaction)
         last = health.last_compaction_at_ms
-        since = f"since the last compaction, at {utc(last)}" if last else "and its history has no compaction"
+        since = f"since the last compaction, at {format_utc(last)}" if last else "and its history has no compaction"
         sentence = f"{table} has received {added} in {health.files_since_compaction:,} files {since}. {compact}"
         shown = f"{added} added since the last compaction"
         yield Reading("since-compaction", health.bytes_since_compaction, limits.since_compaction, shown, sentence)
@@ -130,7 +131,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
     yield Reading("deleted-rows", health.deleted_percent, limits.deleted_rows, shown, sentence)
 
 
-def _small_files(health: TableHealth, threshold: int) -> float | None:
+def _count_small_files(health: TableHealth, threshold: int) -> float | None:
     """Return the number of data files if the average file is small, else 0; None if the file sizes are unknown.
 
     If the average is only slightly above the limit, return at most the threshold, so that the alert neither fires nor
@@ -141,7 +142,7 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
     share = health.average_file_bytes / (health.target_file_bytes / 10)
     if share < 1:
         return health.data_files
-    return min(health.data_files, threshold) if share * CLEARS_AT < 1 else 0
+    return min(health.data_files, threshold) if share * CLEAR_RATIO < 1 else 0
 
 
 def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
@@ -203,4 +204,4 @@ def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
 
 
 def runbook_link(rule: str) -> str:
-    return f"{os.environ.get(RUNBOOK_VARIABLE) or RUNBOOK}#{rule.partition(':')[0]}"
+    return f"{os.environ.get(RUNBOOK_VARIABLE) or DEFAULT_RUNBOOK}#{rule.partition(':')[0]}"

@@ -19,7 +19,7 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
 
-from frazil.maintenance.alert_rules import Reading, readings, runbook_link
+from frazil.maintenance.alert_rules import Reading, evaluate_table_rules, runbook_link
 from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
@@ -106,15 +106,15 @@ class AlertStep:
     active: tuple[Alert, ...]
 
 
-def step(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
+def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
     """Evaluate a table's rules on one more measurement, and return the new alert states with the alerts that
     changed.
     """
-    seen = readings(health, settings, now_ms=now_ms)
-    return step_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
+    seen = evaluate_table_rules(health, settings, now_ms=now_ms)
+    return evaluate_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
 
-def step_readings(
+def evaluate_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
     """Return the step of any subject, such as a stream, from the readings of one measurement."""
@@ -191,11 +191,11 @@ def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, tabl
     return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)
 
 
-RULE = "unmeasured"
+UNMEASURED_RULE = "unmeasured"
 """Name of the rule that fires while a table cannot be measured."""
 
 
-def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
+def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
     """Return the step of a table that cannot be measured: active alerts stay active, because it is unknown whether they
     are over.
 
@@ -206,18 +206,18 @@ def unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, 
     standing = [
         Alert(rule, table, "unknown", s.since_ms, f"{table}: {rule} was active when it was last measured", s.alone)
         for rule, s in before.rules.items()
-        if s.active and rule != RULE
+        if s.active and rule != UNMEASURED_RULE
     ]
-    was = before.rules.get(RULE) or AlertState(now_ms, active=False)
+    was = before.rules.get(UNMEASURED_RULE) or AlertState(now_ms, active=False)
     active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
     sentence = f"{table} cannot be measured, so no other alert can fire: {problem}"
-    made = Alert(RULE, table, problem, was.since_ms, sentence, was.alone)
+    made = Alert(UNMEASURED_RULE, table, problem, was.since_ms, sentence, was.alone)
     fired = (made,) if active and not was.active else ()
-    after = AlertStates({**before.rules, RULE: AlertState(was.since_ms, active, alone=was.alone)})
+    after = AlertStates({**before.rules, UNMEASURED_RULE: AlertState(was.since_ms, active, alone=was.alone)})
     return AlertStep(after, fired, (), (*standing, *((made,) if active else ())))
 
 
-def gone(before: AlertStates, table: str, why: str) -> AlertStep:
+def resolve_all(before: AlertStates, table: str, why: str) -> AlertStep:
     """Return the step of a table that no longer exists: all its alerts resolve."""
     over = [
         Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)

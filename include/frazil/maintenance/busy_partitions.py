@@ -29,13 +29,13 @@ from frazil.spec.model import StreamSpec
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
-INTERVALS = 2
+BUSY_INTERVALS = 2
 """How long a changed partition counts as busy, in multiples of the stream's longest commit interval."""
 MAX_BATCHES = 12
 """Maximum number of merged batches, and of unmerged batches, that are read for each stream."""
 
 
-def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
+def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
     """Return the keys of the busy partitions; empty if no stream merges into the table."""
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
@@ -43,7 +43,7 @@ def busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -
 
 def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[PartitionKey]:
     """Yield the partitions that one stream changed recently, or will change with its unmerged batches."""
-    busy_ms = INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
+    busy_ms = BUSY_INTERVALS * (spec.commit.longest_interval // timedelta(milliseconds=1))
     newest = (snapshot for snapshot, _ in commit_records(table.metadata, spec.name))
     recent = takewhile(lambda snapshot: now_ms - snapshot.timestamp_ms <= busy_ms, newest)
     for snapshot in islice(recent, MAX_BATCHES):
@@ -53,7 +53,7 @@ def _busy_in_stream(table: Table, spec: StreamSpec, *, now_ms: int) -> Iterator[
     settled = marker.settled if marker else None
     waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=spec.name)
     for journal in islice(waiting, MAX_BATCHES):
-        yield from (_key_of(file, table) for file in journal.staged_for("main"))
+        yield from (_partition_key(file, table) for file in journal.staged_for("main"))
 
 
 def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionKey]:
@@ -66,7 +66,7 @@ def _changed_partitions(snapshot: Snapshot, table: Table) -> Iterator[PartitionK
                     yield manifest.partition_spec_id, tuple(partition[i] for i in range(len(partition)))
 
 
-def _key_of(file: StagedFile, table: Table) -> PartitionKey:
+def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
     spec = table.metadata.specs().get(file.spec_id, PartitionSpec())
     kinds = [field.field_type for field in spec.partition_type(table.schema()).fields]
     return file.spec_id, tuple(

@@ -15,9 +15,9 @@ from enum import StrEnum
 
 from frazil.maintenance.health import PartitionFiles, PartitionKey, TableHealth
 from frazil.spec.maintenance import Compaction
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
-DELETES_PER_FILE = 0.1
+MIN_DELETES_PER_FILE = 0.1
 """Number of shared delete files per data file from which the whole partition is rewritten.
 
 A delete file that applies to only one data file does not count here. Whether that data file is rewritten depends on its
@@ -133,15 +133,15 @@ def plan_compaction(
             worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
         elif evaluated:
             left.append(evaluated)
-    worth.sort(key=lambda w: (not w[0], -benefit(w[1]), w[1].partition.path))
+    worth.sort(key=lambda w: (not w[0], -removed_files_per_byte(w[1]), w[1].partition.path))
     old = [p for p in health.partitions or () if p.spec_id != spec_id and (p.small_files or p.delete_files)]
     free = [rewrite for _, rewrite in worth if not rewrite.busy]
     pieces, waiting = _split_busy([rewrite for _, rewrite in worth if rewrite.busy], target=target)
     left += waiting
-    taken, beyond = _within_budget(settings.budget, [*free, *pieces], old, target=target)
+    taken, beyond = _select_within_budget(settings.budget, [*free, *pieces], old, target=target)
     left += beyond
     dangling = tuple(path for p in health.partitions or () for path in p.deletes.dangling)
-    return CompactionPlan(taken, tuple(left), _sentence(taken, left), dangling)
+    return CompactionPlan(taken, tuple(left), _describe_plan(taken, left), dangling)
 
 
 def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bool:
@@ -149,7 +149,7 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
     return end_us is not None and complete_before_us is not None and end_us <= complete_before_us
 
 
-def benefit(rewrite: Rewrite) -> float:
+def removed_files_per_byte(rewrite: Rewrite) -> float:
     """Return how many files the rewrite removes per rewritten byte."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
@@ -163,7 +163,7 @@ def _evaluate(
     """
     # If all data files are gone, no reader reads the remaining shared delete files.
     deletes = bool(partition.files and partition.deletes.shared) and (
-        partition.deletes.shared >= DELETES_PER_FILE * partition.files
+        partition.deletes.shared >= MIN_DELETES_PER_FILE * partition.files
     )
     if not (partition.small_files or partition.deletes.due_files or deletes):
         return None
@@ -172,13 +172,13 @@ def _evaluate(
         return LeftPartition(partition, LeftReason.OLD_SPEC, why)
     if deletes:
         gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
-        applied = counted(partition.deletes.shared, "delete file", "is|are")
-        why = f"{applied} applied to {counted(partition.files, 'file')} by every reader"
+        applied = format_count(partition.deletes.shared, "delete file", "is|are")
+        why = f"{applied} applied to {format_count(partition.files, 'file')} by every reader"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
     small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
-    return _rewrite_due(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
+    return _plan_due_rewrite(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
 def _evaluate_small(
@@ -190,22 +190,22 @@ def _evaluate_small(
         return LeftPartition(
             partition,
             LeftReason.FEW,
-            f"it is {state}, and {counted(count, 'small file', 'is|are')} fewer than {min_count:,}",
+            f"it is {state}, and {format_count(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
     if not removed:
         return LeftPartition(
-            partition, LeftReason.MARGINAL, f"a rewrite would not halve its {counted(count, 'small file')}"
+            partition, LeftReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
         )
-    why = f"it is {state}: {counted(count, 'small file', 'becomes|become')} {count - removed:,}"
+    why = f"it is {state}: {format_count(count, 'small file', 'becomes|become')} {count - removed:,}"
     return Rewrite(partition, count, partition.small_bytes, removed, why)
 
 
-def _rewrite_due(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
+def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
     """Return a rewrite of the files with many deleted rows. `small` is the rewrite of the small files, which is added;
     None if there is none.
     """
     due = partition.deletes
-    why = f"{percent} % or more of the rows of {counted(due.due_files, 'file')} are deleted"
+    why = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
         alone = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, why)
         return dataclasses.replace(alone, deleted_percent=percent, small=False)
@@ -231,7 +231,7 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
     for rewrite in busy:
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
-            part = _small_files_part(rewrite, target, target=target) or _due_part(rewrite, 1)
+            part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
         if part is None or len(pieces) >= MAX_BUSY_PIECES:
             why = f"{rewrite.reason}; batches are being merged into it, and a run takes {MAX_BUSY_PIECES} such pieces"
             left.append(LeftPartition(rewrite.partition, LeftReason.BUSY, why))
@@ -251,7 +251,7 @@ def _files_after_rewrite(size: int, target: int) -> int:
     return max(-(-size // target), 1)
 
 
-def _within_budget(
+def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
     """Return the best rewrites within the budget, and the partitions that are left.
@@ -267,18 +267,18 @@ def _within_budget(
     rest, spent = budget, f"the {budget:,} bytes of one run go to partitions that gain more"
     for place, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
-        rewrite = _with_older_specs(alone, overlapping)
+        rewrite = _add_older_specs(alone, overlapping)
         cost = rewrite.bytes + rewrite.old_spec_bytes
-        fitting = rewrite if cost <= rest else None if overlapping else _small_files_part(rewrite, rest, target=target)
+        fitting = rewrite if cost <= rest else None if overlapping else _plan_small_part(rewrite, rest, target=target)
         if overlapping and cost > budget:
-            old_spec_files = counted(rewrite.old_spec_files, "small file")
+            old_spec_files = format_count(rewrite.old_spec_files, "small file")
             why = f"{old_spec_files} of older specs would be rewritten with it, {cost:,} bytes"
             left.append(LeftPartition(alone.partition, LeftReason.OVERLAP, f"{why} in all: rewrite those by hand"))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not overlapping:
-            fitting = rewrite if rewrite.applies_deletes else _due_part(rewrite, 1)
-        if cost > budget and not deletes and not _small_files_part(rewrite, budget, target=target):
+            fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
+        if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
             why = f"{rewrite.reason}; it exceeds the whole budget of a run, and no part of it is certain to be halved"
             left.append(LeftPartition(alone.partition, LeftReason.MARGINAL, why))
             continue
@@ -302,7 +302,7 @@ def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
     return begin < other_end and other_begin < end
 
 
-def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
+def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -> Rewrite:
     """Return the rewrite with the files of older specs that Iceberg may rewrite together with the partition."""
     if not overlapping:
         return rewrite
@@ -310,11 +310,11 @@ def _with_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) -
     due = rewrite.deleted_percent is not None
     files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
     size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
-    why = f"{rewrite.reason}, with up to {counted(files, 'small file')} of older specs"
+    why = f"{rewrite.reason}, with up to {format_count(files, 'small file')} of older specs"
     return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size)
 
 
-def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
+def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
     """Return a rewrite of as many files as fit into `rest` bytes, which halves their number; None if fewer than two
     files fit.
 
@@ -323,7 +323,7 @@ def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | 
     includes files with many deleted rows, it is limited to those files.
     """
     if rewrite.deleted_percent is not None:
-        return _due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
+        return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))
     if rewrite.applies_deletes or rest < target:
         return None
     below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
@@ -336,13 +336,13 @@ def _small_files_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | 
     return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
 
 
-def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
+def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     """Return a rewrite of up to `files` data files with many deleted rows; None if `files` is 0."""
     due = rewrite.partition.deletes
     files = min(files, due.due_files, rewrite.files)
     if not files:
         return None
-    alone = _rewrite_due(rewrite.partition, None, rewrite.deleted_percent or 0)
+    alone = _plan_due_rewrite(rewrite.partition, None, rewrite.deleted_percent or 0)
     return dataclasses.replace(
         alone,
         files=files,
@@ -354,12 +354,15 @@ def _due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
     )
 
 
-def _sentence(taken: Iterable[Rewrite], left: Iterable[LeftPartition]) -> str:
+def _describe_plan(taken: Iterable[Rewrite], left: Iterable[LeftPartition]) -> str:
     done, reasons = list(taken), Counter(each.why for each in left)
     if done:
         files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
-        where = counted(len(done), "partition")
-        head = f"a rewrite of {counted(files, 'file')} of {size:,} bytes in {where} removes {counted(gone, 'file')}"
+        where = format_count(len(done), "partition")
+        head = (
+            f"a rewrite of {format_count(files, 'file')} of {size:,} bytes in {where} removes "
+            f"{format_count(gone, 'file')}"
+        )
     else:
         head = "no partition is worth a rewrite"
     rest = ", ".join(f"{count:,} ({why})" for why, count in reasons.most_common())

@@ -39,7 +39,7 @@ _DELETED_PATH = 2_147_483_546
 """Field id of the column `file_path` in a position delete file (Iceberg specification, "Reserved Field IDs")."""
 
 
-class _Entries:
+class _EntryReader:
     """Reads manifest entries with only the wanted primitive fields, given by id. Maps are always read: PyIceberg cannot
     skip them.
 
@@ -62,8 +62,8 @@ class _Entries:
                     yield entry[1]
 
 
-_ENTRIES_WITHOUT_PATHS = _Entries(_CONTENT, _SIZE)
-_ENTRIES_WITH_PATHS = _Entries(_CONTENT, _PATH, _RECORDS, _SIZE)
+_ENTRIES_WITHOUT_PATHS = _EntryReader(_CONTENT, _SIZE)
+_ENTRIES_WITH_PATHS = _EntryReader(_CONTENT, _PATH, _RECORDS, _SIZE)
 
 _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
     YearTransform: "Y",
@@ -77,7 +77,7 @@ NO_DELETES = Deletes()
 
 
 @dataclass(slots=True)
-class _Count:
+class _PartitionTotals:
     """Running totals of one partition."""
 
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -86,15 +86,15 @@ class _Count:
     delete_files: int = 0
     deletes: Deletes = NO_DELETES
 
-    def add(self, other: _Count) -> None:
+    def add(self, other: _PartitionTotals) -> None:
         self.sizes.extend(other.sizes)
         self.small_files += other.small_files
         self.small_bytes += other.small_bytes
         self.delete_files += other.delete_files
-        self.deletes = _sum_of_deletes(self.deletes, other.deletes)
+        self.deletes = _add_deletes(self.deletes, other.deletes)
 
 
-def _sum_of_deletes(one: Deletes, other: Deletes) -> Deletes:
+def _add_deletes(one: Deletes, other: Deletes) -> Deletes:
     if one == NO_DELETES:
         return other
     added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
@@ -126,31 +126,31 @@ def read_partitions(
     """
     pool = ExecutorFactory.get_or_create()
     of_deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
-    deletes = [file for found in pool.map(lambda m: _delete_files(table.io, m), of_deletes) for file in found]
+    deletes = [file for found in pool.map(lambda m: _read_delete_files(table.io, m), of_deletes) for file in found]
     deleted = Counter[str]()
     for file in deletes:
         if file.of is not None:
             deleted[file.of] += file.records
-    bounds = _Bounds(int(target_bytes * SMALL_RATIO), maintained.settings.compaction.deleted_rows)
-    total: dict[PartitionKey, _Count] = {}
+    bounds = _FileLimits(int(target_bytes * SMALL_RATIO), maintained.settings.compaction.deleted_rows)
+    total: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     data = [m for m in manifests if m.content is ManifestContent.DATA]
-    for found, paths in pool.map(lambda m: _count(table.io, m, bounds, deleted), data):
+    for found, paths in pool.map(lambda m: _count_data_files(table.io, m, bounds, deleted), data):
         live_paths |= paths
         for key, count in found.items():
-            total.setdefault(key, _Count()).add(count)
+            total.setdefault(key, _PartitionTotals()).add(count)
     for file in deletes:
-        total.setdefault(file.key, _Count()).add(_delete_count(file, live_paths))
+        total.setdefault(file.key, _PartitionTotals()).add(_count_delete_file(file, live_paths))
     if sizes is not None:
         for count in total.values():
             sizes.extend(count.sizes)
     column = _time_column(maintained)
-    described = {spec_id: _Description(spec, table.schema(), column) for spec_id, spec in table.specs().items()}
+    described = {spec_id: _PartitionDescriber(spec, table.schema(), column) for spec_id, spec in table.specs().items()}
     made = (described[key[0]].partition(key[1], count) for key, count in total.items())
     return tuple(sorted(made, key=lambda p: (p.path, p.spec_id)))
 
 
-def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
+def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     at, found = _ENTRIES_WITH_PATHS.at, []
     for file in _ENTRIES_WITH_PATHS.live(io, manifest):
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
@@ -161,16 +161,16 @@ def _delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     return found
 
 
-def _delete_count(file: _DeleteFile, live_paths: Set[str]) -> _Count:
+def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTotals:
     """Return the totals of one delete file. The file is dangling if its only data file is not in `live_paths`."""
     dangles = file.of is not None and file.of not in live_paths
     rows, dangling = (0, (file.path,)) if dangles else (file.records, ())
     deletes = Deletes(bytes=file.bytes, rows=rows, shared=int(file.of is None), dangling=dangling)
-    return _Count(delete_files=1, deletes=deletes)
+    return _PartitionTotals(delete_files=1, deletes=deletes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Bounds:
+class _FileLimits:
     """Limits of a file's size and percentage of deleted rows: below the first it is small, from the second on it is
     rewritten.
     """
@@ -179,20 +179,20 @@ class _Bounds:
     deleted_percent: int
 
 
-def _count(
-    io: FileIO, manifest: ManifestFile, bounds: _Bounds, deleted: Mapping[str, int]
-) -> tuple[dict[PartitionKey, _Count], set[str]]:
+def _count_data_files(
+    io: FileIO, manifest: ManifestFile, bounds: _FileLimits, deleted: Mapping[str, int]
+) -> tuple[dict[PartitionKey, _PartitionTotals], set[str]]:
     """Return the totals of a manifest's data files by partition, and the paths of those with deleted rows.
 
     `deleted` maps paths of data files to their numbers of deleted rows.
     """
-    counts: dict[PartitionKey, _Count] = {}
+    counts: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
     partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
         key = (manifest.partition_spec_id, tuple(file[partition_at]))
-        count = counts.get(key) or counts.setdefault(key, _Count())
+        count = counts.get(key) or counts.setdefault(key, _PartitionTotals())
         size = file[size_at]
         is_small = size < bounds.small_below
         count.sizes.append(size)
@@ -205,7 +205,7 @@ def _count(
                 due = Deletes(due_files=1, due_bytes=size, due_largest_bytes=size)
                 if is_small:
                     due = dataclasses.replace(due, due_small_files=1, due_small_bytes=size)
-                count.deletes = _sum_of_deletes(count.deletes, due)
+                count.deletes = _add_deletes(count.deletes, due)
     return counts, live_paths
 
 
@@ -220,7 +220,7 @@ def _time_column(maintained: MaintainedTable) -> str:
             return "start"
 
 
-class _Description:
+class _PartitionDescriber:
     """Converts the partition values of one spec to a path and a time range."""
 
     def __init__(self, spec: PartitionSpec, schema: Schema, time_column: str) -> None:
@@ -231,7 +231,7 @@ class _Description:
             if type(field.transform) in _UNITS and schema.find_column_name(field.source_id) == time_column
         ]
 
-    def partition(self, values: tuple[object, ...], count: _Count) -> PartitionFiles:
+    def partition(self, values: tuple[object, ...], count: _PartitionTotals) -> PartitionFiles:
         """Return the totals of one partition, with its path and time range."""
         return PartitionFiles(
             spec_id=self._spec.spec_id,
@@ -242,8 +242,8 @@ class _Description:
             small_files=count.small_files,
             small_bytes=count.small_bytes,
             delete_files=count.delete_files,
-            window_end_us=min(self._moments(values, after=1), default=None),
-            window_begin_us=max(self._moments(values, after=0), default=None),
+            window_end_us=min(self._unit_starts(values, after=1), default=None),
+            window_begin_us=max(self._unit_starts(values, after=0), default=None),
             p10_bytes=p10(count.sizes),
             deletes=count.deletes,
         )
@@ -254,7 +254,7 @@ class _Description:
         except (ValueError, TypeError, OverflowError):  # a time beyond the year 9999, or a dropped column
             return "/".join(f"{f.name}={v}" for f, v in zip(self._spec.fields, values, strict=True))
 
-    def _moments(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
+    def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
         """Yield the start of each time value's unit, moved by `after` units, in microseconds since 1970."""
         for at, unit in self._units:
             if values[at] is not None:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from frazil.maintenance.compaction import DELETES_PER_FILE
+from frazil.maintenance.compaction import MIN_DELETES_PER_FILE
 from frazil.maintenance.health import TableHealth
-from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, Switched
-from frazil.spec.units import counted, format_duration
-from frazil.timetext import ago
+from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, SwitchableAction
+from frazil.spec.units import format_count, format_duration
+from frazil.timetext import format_elapsed
 
-TARGET_BYTES = 8 * 2**20
+DEFAULT_MANIFEST_BYTES = 8 * 2**20
 """Iceberg's default of `commit.manifest.target-size-bytes`."""
-TARGET_PROPERTY = "commit.manifest.target-size-bytes"
+MANIFEST_BYTES_PROPERTY = "commit.manifest.target-size-bytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ManifestPlan:
 
 
 def plan_manifests(
-    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = TARGET_BYTES
+    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
     """Plan a rewrite of manifests if there are too many, and if the rewrite at least halves their number.
 
@@ -38,17 +38,17 @@ def plan_manifests(
     """
     total = sum(count for count, _ in manifests.values())
     if total < settings.most:
-        return ManifestPlan((), f"{counted(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
+        return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
     ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
     worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
     if not worth:
         fewest = sum(ideal.values())
-        return ManifestPlan((), f"{counted(total, 'manifest')} would not be halved: their bytes need {fewest:,}")
+        return ManifestPlan((), f"{format_count(total, 'manifest')} would not be halved: their bytes need {fewest:,}")
     left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
-    return ManifestPlan(worth, f"{counted(total, 'manifest', 'becomes|become')} about {left:,}")
+    return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
 
 
-FULL_CHECK_EVERY = timedelta(days=1)
+FULL_CHECK_INTERVAL = timedelta(days=1)
 """Interval of the full check, which finds problems that a measurement from metadata alone does not show."""
 
 
@@ -60,20 +60,22 @@ class Action(StrEnum):
     EXPIRY = "expiry"
 
 
-def enabled(settings: Maintenance, action: Action) -> bool:
-    switched: Switched = getattr(settings, action)
+def is_enabled(settings: Maintenance, action: Action) -> bool:
+    switched: SwitchableAction = getattr(settings, action)
     return switched.enabled
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueCheck:
     """Whether an action is due, and the reason."""
 
     due: bool
     reason: str
 
 
-def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None) -> Mapping[Action, Due]:
+def find_due_actions(
+    health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
+) -> Mapping[Action, DueCheck]:
     """Return for each action whether it is due, and why. `health` is a measurement from metadata alone.
 
     With `full_check_at`, compaction and manifests are also due in the first run at or after that time of each UTC day.
@@ -81,40 +83,42 @@ def due(health: TableHealth, settings: Maintenance, *, full_check_at: timedelta 
     """
     again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
     checks = {
-        Action.COMPACTION: _compaction(health, settings.compaction, again=again),
-        Action.MANIFESTS: _manifests(health, settings.manifests, again=again),
-        Action.EXPIRY: _expiry(health, settings.expiry),
+        Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
+        Action.MANIFESTS: _check_manifests(health, settings.manifests, again=again),
+        Action.EXPIRY: _check_expiry(health, settings.expiry),
     }
-    off = Due(False, "it is switched off")
-    return {action: check if enabled(settings, action) else off for action, check in checks.items()}
+    off = DueCheck(False, "it is switched off")
+    return {action: check if is_enabled(settings, action) else off for action, check in checks.items()}
 
 
 def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
     """Return whether this is the first run after the daily check time. Uses only the time and the interval between
     runs.
     """
-    return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_EVERY < settings.every
+    return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
 
 
-def _compaction(health: TableHealth, settings: Compaction, *, again: bool) -> Due:
-    if health.delete_files_per_file >= DELETES_PER_FILE and (not health.merged or _many_deleted(health, settings)):
-        deletes = f"{counted(health.delete_files, 'delete file')} for {counted(health.data_files, 'file')}"
-        return Due(True, f"{deletes}, with {health.deleted_percent:.1f} % of the rows deleted")
+def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool) -> DueCheck:
+    if health.delete_files_per_file >= MIN_DELETES_PER_FILE and (
+        not health.merged or _has_many_deletes(health, settings)
+    ):
+        deletes = f"{format_count(health.delete_files, 'delete file')} for {format_count(health.data_files, 'file')}"
+        return DueCheck(True, f"{deletes}, with {health.deleted_percent:.1f} % of the rows deleted")
     if health.data_files < settings.min_files and not health.delete_files:
-        return Due(False, f"{counted(health.data_files, 'file', 'is|are')} few enough")
+        return DueCheck(False, f"{format_count(health.data_files, 'file', 'is|are')} few enough")
     if again:
-        return Due(True, "it is checked in full once a day")
+        return DueCheck(True, "it is checked in full once a day")
     files, size = health.files_since_compaction, health.bytes_since_compaction
     came = "added since the last compaction, or since the history begins"
     if not files and health.last_compaction_at_ms is None:  # the history has no additions
         files, size, came = health.data_files, health.data_bytes, "in the table"
-    growth = f"{counted(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
+    growth = f"{format_count(files, 'file')} of {size / max(files, 1):,.0f} bytes on average {came}"
     if files < settings.min_files or 4 * size >= 3 * files * health.target_file_bytes:
-        return Due(False, f"{growth}: few enough, or large enough")
-    return Due(True, growth)
+        return DueCheck(False, f"{growth}: few enough, or large enough")
+    return DueCheck(True, growth)
 
 
-def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
+def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
     """Return whether many rows are deleted, or delete files have lost their data files.
 
     A table into which a stream merges always has some delete files. While the whole table is below half of
@@ -124,24 +128,28 @@ def _many_deleted(health: TableHealth, settings: Compaction) -> bool:
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
-def _manifests(health: TableHealth, settings: Manifests, *, again: bool) -> Due:
+def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -> DueCheck:
     """Check the manifests of all partition specs together. Only the daily check looks at each spec."""
     plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
     if again and not plan.spec_ids and health.manifests >= settings.most:
-        return Due(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
-    return Due(bool(plan.spec_ids), plan.sentence)
+        return DueCheck(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
+    return DueCheck(bool(plan.spec_ids), plan.sentence)
 
 
-def _expiry(health: TableHealth, settings: Expiry) -> Due:
+def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
     """Check only main's history. Older snapshots exist only because a marker or tag refers to them, and are kept
     anyway.
     """
     if health.snapshots > settings.at_most:
-        return Due(True, f"{counted(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
+        return DueCheck(True, f"{format_count(health.snapshots, 'snapshot', 'is|are')} more than {settings.at_most:,}")
     if health.main_snapshots <= settings.at_least or health.main_oldest_at_ms is None:
-        return Due(False, f"{counted(health.main_snapshots, 'snapshot')} of main, which are always kept")
+        return DueCheck(False, f"{format_count(health.main_snapshots, 'snapshot')} of main, which are always kept")
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
         kept = format_duration(settings.keep)
-        return Due(False, f"the oldest snapshot of main is {ago(age_ms)} old: snapshots are kept for {kept}")
-    return Due(True, f"{counted(health.main_snapshots, 'snapshot')} of main, the oldest {ago(age_ms)} old")
+        return DueCheck(
+            False, f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
+        )
+    return DueCheck(
+        True, f"{format_count(health.main_snapshots, 'snapshot')} of main, the oldest {format_elapsed(age_ms)} old"
+    )

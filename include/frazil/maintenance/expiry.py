@@ -19,23 +19,23 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.backfill_marker import branch_name, open_backfills
-from frazil.commit.history import ONLY_IN_SUMMARY, ancestors
-from frazil.commit.late_rows import may_be_late
-from frazil.commit.marked_update import OPEN_SNAPSHOT
-from frazil.commit.marker import Marker, open_branch, read_markers
-from frazil.commit.rules import check_ancestry, check_open_branch
+from frazil.commit.commit_checks import check_ancestry, check_open_branch
+from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors
+from frazil.commit.late_rows import may_add_late_rows
+from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY
+from frazil.commit.marker import Marker, open_branch_name, read_markers
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import Cursor
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Expiry
-from frazil.spec.routed_stream import seen_by
-from frazil.spec.units import counted
+from frazil.spec.routed_stream import view_from_table
+from frazil.spec.units import format_count
 from frazil.table.branches import MAIN, head_of
 from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
-READER_TAG = "frazil-reader-"
+READER_TAG_PREFIX = "frazil-reader-"
 """Prefix of the tags of incremental readers. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
 """Commits whose windows have no signal yet, for example because the watermark is stalled, are kept up to this age."""
@@ -43,7 +43,7 @@ MAX_AUDIT_AGE = timedelta(days=1)
 """Snapshots are kept for the audit of a backfill until the backfill's last commit has this age."""
 AUDIT_RETENTION = timedelta(hours=6)
 """Snapshots that hourly audits need are kept at least this long, even if the declared retention is shorter."""
-RECENT_SIGNALS = 500
+MAX_RECENT_SIGNALS = 500
 """Maximum number of newest signals whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """Table properties that limit the number of `metadata.json` versions."""
@@ -73,12 +73,12 @@ class ExpiryPlan:
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
     """Read which snapshots the table's signals still need. Raises MarkerUnreadable, and any error of the catalog."""
-    seen = (seen_by(spec, maintained.identifier) for spec in maintained.streams)
+    seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()
     signals = TableSignals.load(catalog, maintained.identifier)
     since_ms = now_ms - maintained.settings.expiry.keep // timedelta(milliseconds=1)
-    newest = signals.recent(RECENT_SIGNALS)
+    newest = signals.recent(MAX_RECENT_SIGNALS)
     named = frozenset(s.snapshot_id for s in newest if s.signalled_at_ms >= since_ms)
     return Pins(signals.cursor, named)
 
@@ -91,7 +91,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
-    if own := _forbidding_settings(metadata):
+    if own := _find_forbidding_setting(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
@@ -102,7 +102,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
-    open_lines = (ancestors(metadata, open_branch(marker.stream)) for marker in markers)
+    open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines)}
     expire = tuple(
         s.snapshot_id
@@ -110,10 +110,10 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         if s.snapshot_id not in stays and (s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
     )
     lost = sum(at >= len(line) for at in unread)
-    return ExpiryPlan(expire, held | single, _sentence(expire, line, held | single, lost))
+    return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
 
 
-def unset_properties(metadata: TableMetadata) -> dict[str, str]:
+def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
     """Return the default values of the `METADATA_PROPERTIES` that the table does not set."""
     return {key: DEFAULT_PROPERTIES[key] for key in METADATA_PROPERTIES if key not in metadata.properties}
 
@@ -142,7 +142,7 @@ def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
     return markers
 
 
-def _forbidding_settings(metadata: TableMetadata) -> str | None:
+def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     """Return which table setting forbids expiry, as a sentence; None if none does."""
     if not may_delete_files(metadata.properties):
         return "no snapshot expires: the table has `gc.enabled=false`, so another table may share its files"
@@ -167,7 +167,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
         for at, snapshot in enumerate(main)
         if (snapshot.sequence_number or 0) > cursor.sequence_number
         and snapshot.summary
-        and (may_be_late(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
+        and (may_add_late_rows(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
     ]
 
 
@@ -178,7 +178,7 @@ def _held_positions(
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
-    tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG)}
+    tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG_PREFIX)}
     return {
         **dict.fromkeys(late, "no signal has counted its late rows or dead letters"),
         **{index[tagged]: f"tag {name} refers to it" for name, tagged in tags.items() if tagged in index},
@@ -209,7 +209,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     now_ms: int,
 ) -> dict[int, str]:
     """Return the snapshots outside main's kept history to which something refers, with the reasons."""
-    ours = {MAIN, *(open_branch(marker.stream) for marker in markers)}
+    ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
     kept = _audited_snapshots(metadata, now_ms=now_ms)
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
@@ -217,7 +217,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
-        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT):
+        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
@@ -227,7 +227,7 @@ def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
     """Return the ids of recent snapshots whose summaries the hourly audit needs."""
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, ONLY_IN_SUMMARY))]
+    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
 
 
 def _branch_snapshots(
@@ -246,9 +246,11 @@ def _branch_snapshots(
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
-def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
+def _describe_plan(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int, str], lost: int) -> str:
     expired = (
-        f"{counted(len(expire), 'snapshot', 'is|are')} expired" if expire else "no snapshot is old enough to expire"
+        f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
+        if expire
+        else "no snapshot is old enough to expire"
     )
     sentence = f"{expired}, {len(line):,} of main are kept"
     if kept:
@@ -256,7 +258,7 @@ def _sentence(expire: Sequence[int], line: Sequence[Snapshot], kept: Mapping[int
         sentence += f"; {len(kept):,} are kept beyond the retention: {reasons}"
     if lost:
         sentence += (
-            f". No signal will ever count the late rows and dead letters of {counted(lost, 'commit')} older than "
+            f". No signal will ever count the late rows and dead letters of {format_count(lost, 'commit')} older than "
             f"{MAX_UNREAD_AGE.days} days: find out what holds the watermark back"
         )
     return sentence

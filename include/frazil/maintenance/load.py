@@ -7,10 +7,10 @@ from pyiceberg.table import Table
 
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.table.made_tables import route_value
+from frazil.table.made_tables import get_routing_value
 
 
-class MadeElsewhere(SpecError):
+class NotMadeByRoute(SpecError):
     """The table's name matches the template of a route, but the route did not create the table."""
 
 
@@ -23,9 +23,9 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
         route = spec.route
         if route is None or maintained.identifier in route.tables.values():
             return table
-        if route_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
+        if get_routing_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
             return table
-    raise MadeElsewhere(
+    raise NotMadeByRoute(
         f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
         "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "
         "to it"

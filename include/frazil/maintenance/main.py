@@ -17,7 +17,7 @@ from frazil.maintenance.outcomes import Outcome, report_maintenance
 from frazil.maintenance.run import maintain
 from frazil.maintenance.tables import find_maintained
 from frazil.spark.application import start_session
-from frazil.spec.load import valid_streams
+from frazil.spec.load import load_valid_streams
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger("frazil")
@@ -35,7 +35,7 @@ def run_maintenance(
     """
     log_to_stderr()
     try:
-        specs, problems = valid_streams(streams)
+        specs, problems = load_valid_streams(streams)
         for problem in problems:
             log.warning("%s", problem)
         tables = [find_maintained(specs, identifier) for identifier in identifiers]

@@ -21,12 +21,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from frazil.commit.commit_checks import check_ancestry, check_same_source
 from frazil.commit.history import ancestors, commit_records, last_commit_ms
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.opened import open_kafka
-from frazil.commit.rules import check_ancestry, check_same_source
-from frazil.commit.target import target_file_bytes
+from frazil.commit.open_streams import open_kafka
+from frazil.commit.staging_targets import target_file_bytes
 from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
@@ -38,16 +38,16 @@ from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import freshness_ms, promise_ms
-from frazil.supervise.liveness import fresh_heartbeat, is_fenced, known_lag
-from frazil.table.branches import head_of, live_rows
-from frazil.table.catalogs import catalog_errors
+from frazil.status.derive import freshness_limit_ms, freshness_ms
+from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
+from frazil.table.branches import count_live_rows, head_of
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
 logger = logging.getLogger(__name__)
 
-MAX_RECORDS = 12
+MAX_COMMIT_RECORDS = 12
 """Maximum number of commit records read per stream."""
 
 
@@ -61,7 +61,7 @@ def measure(
     `lag` does, and `freshness` after an old commit. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and any
     error of the storage.
     """
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             table = load_maintained(catalog, maintained)
         except NoSuchTableError:
@@ -77,8 +77,8 @@ def _measure_table(
     manifests = head.manifests(table.io) if head else []
     data = [m for m in manifests if m.content is ManifestContent.DATA]
     deletes = [m for m in manifests if m.content is ManifestContent.DELETES]
-    rows = live_rows(head) if head else 0
-    compacted_at_ms, files_since, bytes_since = _since_compaction(metadata)
+    rows = count_live_rows(head) if head else 0
+    compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata)
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
     watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
@@ -134,7 +134,7 @@ def _metadata_bytes(table: Table) -> int:
         return int.from_bytes(stream.read(4), "little")
 
 
-def _since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
+def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
     """Return the time of the last rewrite of data files (ms; None if never), and by how many files and bytes main has
     grown since.
 
@@ -174,30 +174,30 @@ def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | No
 
 
 @dataclass(frozen=True, slots=True)
-class _Added:
+class _AddedFile:
     bytes: int
     partition: object
     """The id of the file's partition spec, and the partition's values."""
 
 
-def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_Added]]:
+def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_AddedFile]]:
     """Return the data files that each of a stream's newest batches added to the table.
 
     The commit record of a merged batch lists only change files, so its data files are read from its snapshot's
     manifests.
     """
-    newest = islice(commit_records(table.metadata, spec.name), MAX_RECORDS)
+    newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
         return [_files_added_by(snapshot, table) for snapshot, _ in newest]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"
     records = [record for _, path in newest if (record := journals.read(path)) is not None]
-    return [[_Added(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
+    return [[_AddedFile(f.bytes, (f.spec_id, f.partition)) for f in record.staged_for(target)] for record in records]
 
 
-def _files_added_by(snapshot: Snapshot, table: Table) -> list[_Added]:
+def _files_added_by(snapshot: Snapshot, table: Table) -> list[_AddedFile]:
     return [
-        _Added(entry.data_file.file_size_in_bytes, (entry.data_file.spec_id, str(entry.data_file.partition)))
+        _AddedFile(entry.data_file.file_size_in_bytes, (entry.data_file.spec_id, str(entry.data_file.partition)))
         for manifest in snapshot.manifests(table.io)
         if manifest.content is ManifestContent.DATA
         and manifest.added_snapshot_id == snapshot.snapshot_id
@@ -221,14 +221,14 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
         spec.name, None, last_ms, watermark_ms, spec.commit.longest_interval // timedelta(milliseconds=1)
     )
     if writer := observe_writer(spec.name):
-        heartbeat, live = writer.heartbeat, fresh_heartbeat(writer, now_ms=now_ms)
+        heartbeat, live = writer.heartbeat, get_fresh_heartbeat(writer, now_ms=now_ms)
         overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
         found = replace(
             found,
-            lag=known_lag(live) if live else None,
+            lag=get_known_lag(live) if live else None,
             caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
         )
-    stale = (freshness_ms(found, now_ms=now_ms) or 0) > promise_ms(spec)
+    stale = (freshness_ms(found, now_ms=now_ms) or 0) > freshness_limit_ms(spec)
     if found.lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)

@@ -17,32 +17,32 @@ from frazil.maintenance.load import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,
-    all_tables,
-    foreign_metadata,
-    metadata_apart,
-    new_references,
+    find_apart_metadata,
+    find_foreign_metadata,
+    find_undecided_manifests,
+    load_all_tables,
+    read_new_references,
     read_references,
     table_folders,
-    undecided_manifests,
 )
 from frazil.maintenance.orphans import (
     Evaluation,
-    Folders,
-    Listed,
+    ListedFile,
     Place,
     References,
-    Undecided,
-    evaluate,
+    TableFolders,
+    UndecidedFiles,
+    classify_files,
     find_deletable,
     find_shared_folder,
     listing_problem,
-    own_files,
+    select_own_files,
 )
-from frazil.maintenance.outcomes import ORPHANS, STATE, Ending, PastOutcome, remember
+from frazil.maintenance.outcomes import MAINTENANCE_FOLDER, ORPHAN_CLEANUP, Ending, PastOutcome, store_outcomes
 from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
-from frazil.spec.units import counted
-from frazil.table.catalogs import catalog_errors
+from frazil.spec.units import format_count
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.lost import absent_table_error
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
@@ -50,13 +50,13 @@ from frazil.table.tables import may_delete_files, state_location
 
 log = logging.getLogger(__name__)
 
-BATCH = 1_000
+FILES_PER_DELETION = 1_000
 """Number of files that are deleted before the table's metadata is loaded again."""
-READ_ATTEMPTS = 3
+MAX_READ_ATTEMPTS = 3
 """Maximum number of attempts to read the metadata. An attempt fails if an expiry deletes metadata files at the same
 time.
 """
-EXAMPLES = 20
+MAX_EXAMPLES = 20
 """Maximum number of paths in a report."""
 
 
@@ -87,8 +87,8 @@ class OrphanReport:
     def sentence(self) -> str:
         """The whole report as text."""
         found = (
-            f"{counted(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
-            f"still be committed, {self.young:,} too young, {counted(self.candidates, 'orphan')} of "
+            f"{format_count(self.listed, 'file')} listed: {self.referenced:,} referenced, {self.registered:,} that may "
+            f"still be committed, {self.young:,} too young, {format_count(self.candidates, 'orphan')} of "
             f"{self.candidate_bytes:,} bytes"
         )
         done = f"{self.deleted:,} deleted ({self.deleted_bytes:,} bytes)"
@@ -98,18 +98,18 @@ class OrphanReport:
         return f"{self.table}: {found}; {done}{later if self.waiting else ''}"
 
 
-class _Refused(Exception):
+class _CleanupRefused(Exception):
     """No file may be deleted; the message is the reason."""
 
 
 @dataclass(slots=True)
-class _Deleted:
+class _DeletedFiles:
     """The files that this run deleted."""
 
     paths: list[str] = field(default_factory=list)
     bytes: int = 0
 
-    def add(self, files: Iterable[Listed]) -> None:
+    def add(self, files: Iterable[ListedFile]) -> None:
         for file in files:
             log.debug("deleted the orphan %s", file.info.path)
             self.paths.append(file.info.path)
@@ -122,18 +122,18 @@ def clean_orphans(
     *,
     now_ms: int,
     dry_run: bool = False,
-    neighbours: Sequence[Folders] | None = None,
+    neighbours: Sequence[TableFolders] | None = None,
 ) -> OrphanReport:
     """Delete the orphan files of a table that an earlier run found too. A dry run deletes and stores nothing.
 
-    `neighbours` is a result of `all_folders` that is at most an hour old; None loads every table. A file that another
-    table added since then is safe, because no earlier run can have found it.
+    `neighbours` is a result of `load_all_folders` that is at most an hour old; None loads every table. A file that
+    another table added since then is safe, because no earlier run can have found it.
 
     If files must not be deleted, the report's `refused` has the reason. Raises SpecError if the table does not exist,
     TableLost if only its files do, NotMadeByRoute, and any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             before = load_maintained(catalog, table)
         except NoSuchTableError as error:
@@ -141,22 +141,22 @@ def clean_orphans(
     cleanup = _Cleanup(catalog, table.settings.orphans, before, now_ms, neighbours)
     try:
         report = cleanup.run(report)
-    except _Refused as refusal:
+    except _CleanupRefused as refusal:
         report = replace(report, refused=str(refusal))
     log.log(logging.WARNING if report.refused else logging.INFO, "%s", report.sentence)
     if not dry_run:
         ending = Ending.REFUSED if report.refused else Ending.DONE
         numbers = {"files-removed": report.deleted, "bytes": report.deleted_bytes}
-        made = PastOutcome(now_ms, ORPHANS, ending, report.refused or report.sentence, numbers)
-        remember(before, [made], now_ms=now_ms)
+        made = PastOutcome(now_ms, ORPHAN_CLEANUP, ending, report.refused or report.sentence, numbers)
+        store_outcomes(before, [made], now_ms=now_ms)
     return report
 
 
-def all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Folders]:
+def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[TableFolders]:
     """Return the folders of each table in the catalog. Loads every table."""
     place = place or Resolver()
-    with catalog_errors(catalog.name):
-        return [table_folders(table, place) for table in all_tables(catalog)]
+    with translate_catalog_errors(catalog.name):
+        return [table_folders(table, place) for table in load_all_tables(catalog)]
 
 
 @dataclass(slots=True)
@@ -167,21 +167,21 @@ class _Cleanup:
     settings: Orphans
     before: Table
     now_ms: int
-    neighbours: Sequence[Folders] | None = None
+    neighbours: Sequence[TableFolders] | None = None
     place: Resolver = field(default_factory=Resolver)
 
     def run(self, report: OrphanReport) -> OrphanReport:
         """Run the cleanup, and return `report` with its numbers."""
-        folder = state_location(self.before, STATE)
+        folder = state_location(self.before, MAINTENANCE_FOLDER)
         store, path = self._store(folder), f"{folder}/orphans.json.gz"
         _check_own_files(self.before)
         if not report.dry_run:
             if not self.settings.enabled:
-                raise _Refused("maintenance.orphans is off for this table")
+                raise _CleanupRefused("maintenance.orphans is off for this table")
             self._check_clock(store, path)
         memory = OrphanMemory.read(store.get(path), table_uuid=str(self.before.metadata.table_uuid))
         table, references, found = self._evaluate()
-        report = _with_counts(report, found)
+        report = _add_counts(report, found)
         if found.refused:
             return replace(report, refused=found.refused)
         progress = Progress.of(table.metadata)
@@ -195,25 +195,25 @@ class _Cleanup:
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """Return the table (loaded after the listing), its references, and the classification of the listed files."""
-        others, roots = self._others(), self._roots()
-        listing = self._list(roots)
-        table, references = self._references()
+        others, roots = self._load_other_folders(), self._find_roots()
+        listing = self._list_files(roots)
+        table, references = self._load_references()
         if lost := listing_problem({file.place.path for file in listing}, references, roots):
-            raise _Refused(lost)
-        files = own_files(listing, roots=roots, others=others)
-        if apart := metadata_apart(files, table, self.place):
-            raise _Refused(
+            raise _CleanupRefused(lost)
+        files = select_own_files(listing, roots=roots, others=others)
+        if apart := find_apart_metadata(files, table, self.place):
+            raise _CleanupRefused(
                 f"another table's files are in this table's folder: {apart}. Move one of the tables, or declare "
                 f"`maintenance: {{orphans: off}}`"
             )
         undecided = _read_undecided(table)
-        found = evaluate(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
-        if foreign := foreign_metadata(found.candidates, table):
-            raise _Refused(
+        found = classify_files(files, references, undecided, settings=self.settings, now_ms=self.now_ms)
+        if foreign := find_foreign_metadata(found.candidates, table):
+            raise _CleanupRefused(
                 f"{foreign} is the metadata of another table in the same folder: if that table was dropped, delete its "
                 "metadata yourself"
             )
-        return table, references, found.without(undecided_manifests(found.candidates, table, undecided))
+        return table, references, found.without(find_undecided_manifests(found.candidates, table, undecided))
 
     def _store(self, location: str) -> ObjectStore:
         return open_store(location, self.before.io.properties)
@@ -225,22 +225,22 @@ class _Cleanup:
         at_ms = next(file.modified_ms for file in store.list_files(folder) if file.path == path)
         off = timedelta(milliseconds=abs(self.now_ms - at_ms))
         if off > self.settings.older_than / 3:
-            raise _Refused(
+            raise _CleanupRefused(
                 f"this host's clock differs by {off} from the storage's clock, so file ages are unknown. Set the clock"
             )
 
-    def _others(self) -> list[Folders]:
+    def _load_other_folders(self) -> list[TableFolders]:
         """Return the folders of all other tables. Refuses the cleanup if one of them shares a folder with this
         table.
         """
         own = ".".join(self.before.name())
-        others = all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
+        others = load_all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
         others = [folders for folders in others if folders.identifier != own]
         if shared := find_shared_folder(table_folders(self.before, self.place), others):
-            raise _Refused(f"{shared}, so the owner of its files is unknown")
+            raise _CleanupRefused(f"{shared}, so the owner of its files is unknown")
         return others
 
-    def _roots(self) -> dict[Place, str]:
+    def _find_roots(self) -> dict[Place, str]:
         """Return the folders to list: the table's location, and its data and metadata folders if they are elsewhere.
 
         The values are the paths as the table spells them.
@@ -248,25 +248,25 @@ class _Cleanup:
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
-            if not any(folder.lies_in(root) for root in roots):
+            if not any(folder.is_inside(root) for root in roots):
                 roots[folder] = properties[name]
         return roots
 
-    def _list(self, roots: dict[Place, str]) -> list[Listed]:
+    def _list_files(self, roots: dict[Place, str]) -> list[ListedFile]:
         """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
-        listing: list[Listed] = []
+        listing: list[ListedFile] = []
         for root in roots.values():
-            listing += [Listed(file, self.place(file.path)) for file in self._store(root).list_files(root)]
+            listing += [ListedFile(file, self.place(file.path)) for file in self._store(root).list_files(root)]
             if len(listing) > self.settings.max_listed:
-                raise _Refused(
+                raise _CleanupRefused(
                     f"{len(listing):,} files are listed, more than max-listed {self.settings.max_listed:,}: declare "
                     "a larger maintenance.orphans.max-listed if the table is that large"
                 )
         return listing
 
-    def _references(self) -> tuple[Table, References]:
+    def _load_references(self) -> tuple[Table, References]:
         """Load the table after the listing, and return it with the files that it references."""
-        for _ in range(READ_ATTEMPTS):
+        for _ in range(MAX_READ_ATTEMPTS):
             table = self._reload()
             try:
                 references = read_references(table, self.place, before=self.before)
@@ -275,26 +275,28 @@ class _Cleanup:
                 continue
             if references.live:
                 return table, references
-        raise _Refused("snapshots expired while the table was read: the next run tries again")
+        raise _CleanupRefused("snapshots expired while the table was read: the next run tries again")
 
     def _reload(self) -> Table:
         """Load the table again. Refuses the cleanup if the table was recreated."""
-        with catalog_errors(self.catalog.name):
+        with translate_catalog_errors(self.catalog.name):
             table = self.catalog.load_table(self.before.name())
         if table.metadata.table_uuid != self.before.metadata.table_uuid:
-            raise _Refused("the table was recreated during the cleanup")
+            raise _CleanupRefused("the table was recreated during the cleanup")
         _check_own_files(table)
         return table
 
-    def _delete(self, ready: Sequence[Listed], references: References) -> tuple[_Deleted, str | None]:
+    def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
         """Delete the files in batches, each after a reload. Returns the deleted files, and why the deletion stopped."""
-        done = _Deleted()
+        done = _DeletedFiles()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)
-            for batch in (files[start : start + BATCH] for start in range(0, len(files), BATCH)):
+            for batch in (
+                files[start : start + FILES_PER_DELETION] for start in range(0, len(files), FILES_PER_DELETION)
+            ):
                 try:
                     table = self._reload()
-                    needed, undecided = new_references(table, references, self.place), _read_undecided(table)
+                    needed, undecided = read_new_references(table, references, self.place), _read_undecided(table)
                     waste = [f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path)]
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
@@ -313,17 +315,17 @@ def _error_text(error: Exception) -> str:
 def _check_own_files(table: Table) -> None:
     """Refuse the cleanup if another table may share this table's files."""
     if not may_delete_files(table.properties):
-        raise _Refused("the table has `gc.enabled=false`, so another table may share its files")
+        raise _CleanupRefused("the table has `gc.enabled=false`, so another table may share its files")
 
 
-def _read_undecided(table: Table) -> Undecided:
+def _read_undecided(table: Table) -> UndecidedFiles:
     try:
-        return Undecided.of(table.properties)
+        return UndecidedFiles.of(table.properties)
     except MarkerUnreadable as error:
-        raise _Refused(f"cannot determine which files may still be committed: {error}") from error
+        raise _CleanupRefused(f"cannot determine which files may still be committed: {error}") from error
 
 
-def _with_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
+def _add_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
     return replace(
         report,
         listed=found.listed,
@@ -332,5 +334,5 @@ def _with_counts(report: OrphanReport, found: Evaluation) -> OrphanReport:
         young=found.young,
         candidates=len(found.candidates),
         candidate_bytes=found.candidate_bytes,
-        examples=tuple(file.info.path for file in found.candidates[:EXAMPLES]),
+        examples=tuple(file.info.path for file in found.candidates[:MAX_EXAMPLES]),
     )

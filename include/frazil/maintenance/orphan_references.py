@@ -18,8 +18,8 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.orphans import Folders, Listed, Place, References, Undecided, normalise_path
-from frazil.table.remains import METADATA
+from frazil.maintenance.orphans import ListedFile, Place, References, TableFolders, UndecidedFiles, normalise_path
+from frazil.table.remains import METADATA_SUFFIX
 from frazil.table.tables import data_location
 
 VERSION_HINT = "version-hint.text"
@@ -42,13 +42,13 @@ class Resolver:
         return normalise_path(f"{self.folders[folder]}/{name}")
 
 
-def table_folders(table: Table, place: Callable[[str], Place]) -> Folders:
+def table_folders(table: Table, place: Callable[[str], Place]) -> TableFolders:
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
-    return Folders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
+    return TableFolders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
 
 
-def all_tables(catalog: Catalog) -> Iterator[Table]:
+def load_all_tables(catalog: Catalog) -> Iterator[Table]:
     for namespace in _namespaces(catalog, ()):
         for identifier in catalog.list_tables(namespace):
             try:
@@ -105,7 +105,7 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
     return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
-def new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
+def read_new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
     """Return the normalised paths of the table's metadata files, and of files that are referenced but not in `known`.
 
     Reads only manifests that are not in `known`.
@@ -122,7 +122,7 @@ def new_references(table: Table, known: References, place: Callable[[str], Place
     return found
 
 
-def undecided_manifests(candidates: Iterable[Listed], table: Table, undecided: Undecided) -> set[str]:
+def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
     """Return the paths of the candidates that are manifests of files that may still be committed."""
     avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
 
@@ -146,7 +146,7 @@ def _bare_manifest(path: str) -> ManifestFile:
     return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
-def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str], Place]) -> str | None:
+def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
     """Return the path of a `metadata.json` in a folder that never held this table's metadata; None if none exists.
 
     Such a file belongs to another table, of this or another catalog.
@@ -154,13 +154,13 @@ def metadata_apart(files: Iterable[Listed], table: Table, place: Callable[[str],
     own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)} | {
         table_folders(table, place).metadata.path
     }
-    found = (f for f in files if METADATA in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
+    found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
     return next((file.info.path for file in found), None)
 
 
-def foreign_metadata(candidates: Iterable[Listed], table: Table) -> str | None:
+def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
     """Return the path of a candidate that is a `metadata.json` with another table's UUID; None if none exists."""
-    paths = [file.info.path for file in candidates if METADATA in file.place.name]
+    paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
     return next((path for path, found in zip(paths, ids, strict=True) if found not in own), None)

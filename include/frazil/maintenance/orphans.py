@@ -39,7 +39,7 @@ from frazil.commit.backfill_marker import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.maintenance.orphan_memory import OrphanRun, Progress
 from frazil.spec.maintenance import Orphans
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
 
 _FAMILY = {"": "file", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
@@ -59,7 +59,7 @@ class Place(NamedTuple):
     def name(self) -> str:
         return self.path.rsplit("/", 1)[-1]
 
-    def lies_in(self, folder: Place) -> bool:
+    def is_inside(self, folder: Place) -> bool:
         """Return whether this path is the folder itself or is inside it."""
         return self.store == folder.store and below(self.path, folder.path)
 
@@ -77,10 +77,10 @@ def normalise_path(path: str) -> Place:
     authority = ""
     if family != "file" and rest.startswith("//"):
         authority, _, rest = rest[2:].partition("/")
-    return Place(f"{family}:{authority.lower()}", _plain(rest))
+    return Place(f"{family}:{authority.lower()}", _clean_path(rest))
 
 
-def _plain(path: str) -> str:
+def _clean_path(path: str) -> str:
     while "%" in path and (decoded := unquote(path)) != path:
         path = decoded
     path = "/" + path.strip("/")
@@ -97,7 +97,7 @@ _STAGED = re.compile(r"/([a-z][a-z0-9_-]{0,62})/(?:backfill-([^/]+)/|waited/)?(\
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedFiles:
     """The files that may still be committed, according to the table's properties."""
 
     settled: Mapping[str, BatchKey | None]
@@ -127,7 +127,7 @@ class Undecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Folders:
+class TableFolders:
     """The folders of one table's files."""
 
     identifier: str
@@ -140,20 +140,20 @@ class Folders:
         return self.location, self.data, self.metadata
 
 
-def find_shared_folder(own: Folders, others: Iterable[Folders]) -> str | None:
+def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str | None:
     """Return why a table's folders may also hold files of other tables; None if they do not."""
     for folder in own.all:
-        if folder.path == "/" or (folder != own.location and own.location.lies_in(folder)):
+        if folder.path == "/" or (folder != own.location and own.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
     for other in others:
         for mine in own.all:
-            if mine in other.all or any(mine.lies_in(theirs) for theirs in (other.data, other.metadata)):
+            if mine in other.all or any(mine.is_inside(theirs) for theirs in (other.data, other.metadata)):
                 return f"its folder {mine.path} is shared with table {other.identifier}"
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedFile:
     """One listed file below the table's folders, and its normalised path."""
 
     info: FileInfo
@@ -179,7 +179,7 @@ class Evaluation:
     referenced: int
     registered: int
     young: int
-    candidates: tuple[Listed, ...]
+    candidates: tuple[ListedFile, ...]
     """Orphan files that are old enough to be deleted."""
     refused: str | None = None
 
@@ -194,7 +194,9 @@ class Evaluation:
         return replace(self, registered=registered, candidates=left)
 
 
-def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iterable[Folders]) -> list[Listed]:
+def select_own_files(
+    listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
+) -> list[ListedFile]:
     """Return the listed files without hidden files (such as those below `_frazil`) and files in other tables'
     folders.
     """
@@ -204,18 +206,18 @@ def own_files(listing: Iterable[Listed], *, roots: Iterable[Place], others: Iter
     return [
         file
         for file in listing
-        if not any(_hidden(file.place.path, start) for start in starts)
+        if not any(_is_hidden(file.place.path, start) for start in starts)
         and not any(below(file.place.path, folder) for folder in theirs)
     ]
 
 
-def _hidden(path: str, start: str) -> bool:
+def _is_hidden(path: str, start: str) -> bool:
     rest = path[len(start) :] if below(path, start) else ""
     return "/_" in rest or "/." in rest
 
 
-def evaluate(
-    files: Collection[Listed], references: References, undecided: Undecided, *, settings: Orphans, now_ms: int
+def classify_files(
+    files: Collection[ListedFile], references: References, undecided: UndecidedFiles, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
     """Classify the table's own files as files to keep or as candidates for deletion."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
@@ -244,7 +246,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 
     A complete listing has every live file that lies below the table's folders, and at least half of all live files.
     """
-    lost = [p.path for p in references.live if p.path not in present and any(p.lies_in(root) for root in roots)]
+    lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (
             f"{len(lost)} of the table's {len(references.live)} live files are not in the listing of their folder, "
@@ -259,7 +261,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
     return None
 
 
-def _find_similar_paths(candidates: Iterable[Listed], references: References) -> str | None:
+def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
     """Return why candidates with the name of a referenced file must not be deleted; None if none has one.
 
     File names are unique, so such a candidate is the referenced file under another path, or a copy of it.
@@ -269,7 +271,7 @@ def _find_similar_paths(candidates: Iterable[Listed], references: References) ->
     if not alike:
         return None
     return (
-        f"{counted(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
+        f"{format_count(len(alike), 'file', 'has|have')} a name that the table references under another path, such as "
         f"{_examples(alike)}: they may be the same files. Keep copies outside the table's folders"
     )
 
@@ -286,8 +288,8 @@ def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | 
 
 
 def find_deletable(
-    candidates: Iterable[Listed], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
-) -> list[Listed]:
+    candidates: Iterable[ListedFile], runs: Iterable[OrphanRun], *, now_ms: int, progress: Progress
+) -> list[ListedFile]:
     """Return the candidates that an earlier run found at least an hour ago, with a later commit to the table since."""
     known = {
         path

@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from frazil import clock
 from frazil.lineage.facts import RunFacts, table_dataset
-from frazil.lineage.jobs import Jobs
+from frazil.lineage.jobs import JobReporter
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import MaintainedTable
 from frazil.table.catalogs import open_existing_catalog
@@ -59,15 +59,15 @@ class Outcome:
 
 log = logging.getLogger(__name__)
 
-STATE = "_maintenance"
+MAINTENANCE_FOLDER = "_maintenance"
 """Name of the folder for maintenance's own files, next to the folders of streams. Stream names never begin with `_`."""
 FORMAT_VERSION = 1
 MAX_PER_KIND = 12
 """Maximum number of stored results per action and ending, so that many failures do not hide earlier work."""
-KEPT_MS = 90 * 24 * 3_600_000
+MAX_AGE_MS = 90 * 24 * 3_600_000
 """Age in milliseconds after which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
-ORPHANS = "orphans"
+ORPHAN_CLEANUP = "orphans"
 """Name of the orphan cleanup in stored outcomes. It is not one of the `Action` values."""
 
 
@@ -87,29 +87,29 @@ class PastOutcome:
         return cls(at_ms, str(outcome.action), outcome.ending, outcome.sentence, dict(outcome.numbers))
 
 
-def remember(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
+def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
     """Add the results to the table's stored history, except skipped actions. Never raises."""
     worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
     if not worth:
         return
     try:
-        past = (*read_past(table), *worth)
+        past = (*read_outcomes(table), *worth)
         open_store(_path(table), table.io.properties).put(_path(table), encode(table, past, now_ms=now_ms))
     except Exception as error:  # storages raise what their clients raise
         log.warning("the maintenance results of %s could not be stored: %s", ".".join(table.name()), error)
 
 
-def remember_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
+def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
     """Load the table, and add the results to its stored history as `store_outcomes` does. Never raises."""
     made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
     try:
         if made:
-            remember(catalog.load_table(identifier), made, now_ms=now_ms)
+            store_outcomes(catalog.load_table(identifier), made, now_ms=now_ms)
     except Exception as error:  # catalogs raise what their clients raise
         log.warning("the maintenance results of %s could not be stored: %s", identifier, error)
 
 
-def read_past(table: Table) -> tuple[PastOutcome, ...]:
+def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
     """Return the stored results, oldest first. Raises any error of the storage.
 
     Empty if the object is missing or damaged, has a newer format, or belongs to another table.
@@ -135,7 +135,7 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
         found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
         kind = one.action, one.ending, found_nothing
         seen[kind] += 1
-        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= KEPT_MS:
+        if seen[kind] <= (1 if found_nothing else MAX_PER_KIND) and abs(now_ms - one.at_ms) <= MAX_AGE_MS:
             is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
             sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
             kept.append(asdict(replace(one, sentence=sentence)))
@@ -153,11 +153,11 @@ def _decode(raw: Mapping[str, Any], table_uuid: str) -> Iterable[PastOutcome]:
 
 
 def _path(table: Table) -> str:
-    return f"{state_location(table, STATE)}/past.json"
+    return f"{state_location(table, MAINTENANCE_FOLDER)}/past.json"
 
 
 def report_maintenance(
-    jobs: Jobs | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
+    jobs: JobReporter | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
     """Report a finished maintenance run, with its start, to OpenLineage if an action did work or failed. Never
     raises.

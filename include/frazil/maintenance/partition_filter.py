@@ -19,10 +19,12 @@ from pyiceberg.types import DecimalType, IcebergType, TimestampType, Timestamptz
 
 from frazil.partitions.windows import EPOCH
 
-_TEXTS = (DecimalType, UUIDType)
+_TEXT_TYPES = (DecimalType, UUIDType)
 
 
-def partition_filter(jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema) -> Any:
+def build_partition_filter(
+    jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema
+) -> Any:
     """Build a Java `Expression` that selects partitions of one spec by their values, as stored in manifests."""
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     each = (
@@ -53,7 +55,7 @@ def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> An
     if isinstance(value, float) and math.isnan(value):
         return expressions.isNaN(term)
     keeps_type = isinstance(transform, IdentityTransform | TruncateTransform)
-    return expressions.equal(term, literal(value, schema.find_type(field.source_id)) if keeps_type else value)
+    return expressions.equal(term, to_literal(value, schema.find_type(field.source_id)) if keeps_type else value)
 
 
 def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: int) -> Any:
@@ -71,7 +73,7 @@ def _begins_with(expressions: Any, column: Any, value: str | bytes, *, width: in
     return getattr(expressions, "and")(lowest, expressions.lessThan(column, rest[:-1] + bytes([rest[-1] + 1])))
 
 
-def literal(value: Any, kind: IcebergType) -> object:
+def to_literal(value: Any, kind: IcebergType) -> object:
     """Convert a value to one that Iceberg's literals accept. Times become text: py4j would send a time near 1970 as an
     `Integer`.
     """
@@ -80,4 +82,4 @@ def literal(value: Any, kind: IcebergType) -> object:
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()
     if isinstance(kind, TimeType) and isinstance(value, int):
         return (EPOCH + timedelta(microseconds=value)).time().isoformat()
-    return str(value) if isinstance(kind, _TEXTS) else value
+    return str(value) if isinstance(kind, _TEXT_TYPES) else value

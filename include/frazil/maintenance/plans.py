@@ -12,9 +12,9 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.maintenance.busy_partitions import busy_partitions
+from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
-from frazil.maintenance.due import TARGET_BYTES, TARGET_PROPERTY, Action, ManifestPlan, plan_manifests
+from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
 from frazil.maintenance.load import load_maintained
 from frazil.maintenance.measure import measure
@@ -22,7 +22,7 @@ from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
 from frazil.signals.completion import find_feeds
 from frazil.table.branches import head_of
-from frazil.table.catalogs import catalog_errors
+from frazil.table.catalogs import translate_catalog_errors
 
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
@@ -58,8 +58,8 @@ class MaintenancePlanner:
             raise NoSuchTableError(self.maintained.identifier)
         before_us = complete_before_us(table, self.maintained, now_ms=self.now_ms)
         settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
-        with catalog_errors(self.catalog.name):
-            busy = busy_partitions(table, self.maintained, now_ms=self.now_ms)
+        with translate_catalog_errors(self.catalog.name):
+            busy = find_busy_partitions(table, self.maintained, now_ms=self.now_ms)
         plan = plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id, busy=busy)
         return table, plan
 
@@ -70,7 +70,7 @@ class MaintenancePlanner:
         for manifest in head.manifests(table.io) if head else ():
             count, size = sizes[manifest.partition_spec_id]
             sizes[manifest.partition_spec_id] = (count + 1, size + manifest.manifest_length)
-        target = int(table.properties.get(TARGET_PROPERTY, TARGET_BYTES))
+        target = int(table.properties.get(MANIFEST_BYTES_PROPERTY, DEFAULT_MANIFEST_BYTES))
         return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:
@@ -81,7 +81,7 @@ class MaintenancePlanner:
         return table, plan_expiry(table.metadata, settings, pins, table=name, now_ms=self.now_ms)
 
     def _load(self) -> Table:
-        with catalog_errors(self.catalog.name):
+        with translate_catalog_errors(self.catalog.name):
             return load_maintained(self.catalog, self.maintained)
 
 

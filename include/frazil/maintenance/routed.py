@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
 
-from frazil.maintenance.due import Action, due
+from frazil.maintenance.due import Action, find_due_actions
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_errors
-from frazil.table.made_tables import tables_named_like
+from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.made_tables import list_matching_names
 
 
 def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
@@ -23,17 +23,17 @@ def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]
     did not create. Raises any error of the catalog.
     """
     declared = [t for t in maintained_tables(specs) if t.kind is TableKind.ROUTED and t.streams[0].name == spec.name]
-    return sorted([*declared, *made_tables(catalog, spec, specs)], key=lambda table: table.name)
+    return sorted([*declared, *find_template_tables(catalog, spec, specs)], key=lambda table: table.name)
 
 
-def made_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
+def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
     """Return the undeclared tables that the template of the stream's route may have created."""
     if spec.route is None:
         return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         return [
-            template_table(spec, name, specs) for name in tables_named_like(catalog, spec.route) if name not in known
+            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.route) if name not in known
         ]
 
 
@@ -47,19 +47,21 @@ class DueTable:
     """The reason for each due action."""
 
     @property
-    def need(self) -> tuple[int, int]:
+    def urgency(self) -> tuple[int, int]:
         """Sort key: the number of new files, which slow down readers, then the number of snapshots, which slow down
         commits.
         """
         return self.health.files_since_compaction, self.health.snapshots
 
 
-def measure_due(catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int) -> DueTable | None:
+def measure_due_table(
+    catalog: Catalog, table: MaintainedTable, *, actions: Collection[str], now_ms: int
+) -> DueTable | None:
     """Measure a route's table, and return it with its due actions; None if it does not exist. Raises the errors of
     `measure`.
     """
     health = measure(catalog, table, now_ms=now_ms)
     if health is None:
         return None
-    answers = due(health, table.settings, full_check_at=table.full_check_at)
+    answers = find_due_actions(health, table.settings, full_check_at=table.full_check_at)
     return DueTable(table, health, {action: a.reason for action, a in answers.items() if a.due and action in actions})

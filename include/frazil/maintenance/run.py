@@ -21,16 +21,16 @@ from pyiceberg.table import Table
 from frazil.commit.history import ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
-from frazil.maintenance.due import Action, enabled
-from frazil.maintenance.expiry import estimate_bytes, unset_properties
+from frazil.maintenance.due import Action, is_enabled
+from frazil.maintenance.expiry import estimate_bytes, find_missing_defaults
 from frazil.maintenance.load import load_maintained
-from frazil.maintenance.outcomes import Ending, Outcome, remember_outcomes
+from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
+from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
 from frazil.maintenance.tables import MaintainedTable
-from frazil.spec.property_rules import PAGES
-from frazil.spec.units import counted
-from frazil.table.catalogs import catalog_errors
+from frazil.spec.property_rules import PAGE_VERSION_PROPERTY
+from frazil.spec.units import format_count
+from frazil.table.catalogs import translate_catalog_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,14 +51,14 @@ def maintain(
     `spark` returns a session in which the catalog has its own name; it is called only if an action has work to do.
     Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
     """
-    run = _Run(spark, catalog, maintained, now_ms)
+    run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
-    remember_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
+    load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)
     return made
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _ActionRunner:
     """Runs the actions on one table."""
 
     spark: Callable[[], SparkSession]
@@ -73,41 +73,43 @@ class _Run:
             Action.MANIFESTS: self._rewrite_manifests,
             Action.EXPIRY: self._expire,
         }[action]
-        if not enabled(self.maintained.settings, action):
-            return self._ended(action, Ending.SKIPPED, "it is switched off")
+        if not is_enabled(self.maintained.settings, action):
+            return self._make_outcome(action, Ending.SKIPPED, "it is switched off")
         try:
             made = do()
         except LostRace as conflict:
-            made = self._ended(action, Ending.GAVE_UP, f"another commit won: {conflict}")
+            made = self._make_outcome(action, Ending.GAVE_UP, f"another commit won: {conflict}")
         except NoSuchTableError:
-            made = self._ended(action, Ending.SKIPPED, "the table does not exist yet")
+            made = self._make_outcome(action, Ending.SKIPPED, "the table does not exist yet")
         except EnvironmentUnusable:
             raise
         except FrazilError as error:
-            made = self._ended(action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code)
+            made = self._make_outcome(
+                action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code
+            )
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
-            made = self._ended(action, Ending.FAILED, str(error), exit_code=1)
+            made = self._make_outcome(action, Ending.FAILED, str(error), exit_code=1)
         except Exception as error:  # the next action and the next table still get their turn
             log.exception("%s of %s failed", action, self.maintained.identifier)
-            made = self._ended(action, Ending.FAILED, repr(error), exit_code=1)
+            made = self._make_outcome(action, Ending.FAILED, repr(error), exit_code=1)
         log.log(logging.ERROR if made.exit_code else logging.INFO, "%s", made)
         return made
 
     def _compact(self) -> Outcome:
         table, plan = self._planner.compaction()
         if not plan.rewrites and not plan.dangling:
-            return self._ended(Action.COMPACTION, Ending.SKIPPED, plan.sentence)
+            return self._make_outcome(Action.COMPACTION, Ending.SKIPPED, plan.sentence)
         dangling, made = plan.dangling, None
         if plan.rewrites:
             made = self._rewrite(table, plan)
             if any(r.partition.delete_files for r in plan.rewrites):
                 dangling = self._planner.compaction()[1].dangling  # with those whose data files were just rewritten
-        made = made or self._ended(Action.COMPACTION, Ending.DONE, plan.sentence)
+        made = made or self._make_outcome(Action.COMPACTION, Ending.DONE, plan.sentence)
         if not dangling:
             return made
         dropped = self._open(table).drop_deletes(dangling)
-        sentence = f"{made.sentence}; also dropped {counted(dropped, 'delete file')} whose data files are gone"
+        sentence = f"{made.sentence}; also dropped {format_count(dropped, 'delete file')} whose data files are gone"
         return dataclasses.replace(made, sentence=sentence, numbers={**made.numbers, "deletes-dropped": dropped})
 
     def _rewrite(self, table: Table, plan: CompactionPlan) -> Outcome:
@@ -130,11 +132,11 @@ class _Run:
         sentence = f"{plan.sentence}: {done.removed:,} became {done.added:,} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
-        return self._ended(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
+        return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
         """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not report them."""
-        with catalog_errors(self.catalog.name):
+        with translate_catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
         summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
@@ -143,25 +145,25 @@ class _Run:
     def _rewrite_manifests(self) -> Outcome:
         table, plan = self._planner.manifests()
         if not plan.spec_ids:
-            return self._ended(Action.MANIFESTS, Ending.SKIPPED, plan.sentence)
+            return self._make_outcome(Action.MANIFESTS, Ending.SKIPPED, plan.sentence)
         began, opened = time.monotonic(), self._open(table)
         counts = [opened.rewrite_manifests(spec_id) for spec_id in plan.spec_ids]
         removed, added = (sum(of) for of in zip(*counts, strict=True))
         seconds = time.monotonic() - began
         numbers = {"manifests-removed": removed, "manifests-added": added, "seconds": round(seconds, 3)}
         sentence = f"{plan.sentence}: {removed:,} became {added:,} in {seconds:.1f} s"
-        return self._ended(Action.MANIFESTS, Ending.DONE, sentence, numbers)
+        return self._make_outcome(Action.MANIFESTS, Ending.DONE, sentence, numbers)
 
     def _expire(self) -> Outcome:
         table, plan = self._planner.expiry()
         if plan.refused:
-            return self._ended(Action.EXPIRY, Ending.REFUSED, plan.sentence, exit_code=FrazilError.exit_code)
-        unset = unset_properties(table.metadata)
+            return self._make_outcome(Action.EXPIRY, Ending.REFUSED, plan.sentence, exit_code=FrazilError.exit_code)
+        unset = find_missing_defaults(table.metadata)
         if unset:
             with table.transaction() as change:
                 change.set_properties(unset)
         if not plan.expire:
-            return self._ended(Action.EXPIRY, Ending.SKIPPED, plan.sentence)
+            return self._make_outcome(Action.EXPIRY, Ending.SKIPPED, plan.sentence)
         began = time.monotonic()
         gone = self._open(table).expire(plan.expire)
         seconds = time.monotonic() - began
@@ -173,7 +175,7 @@ class _Run:
             "seconds": round(seconds, 3),
         }
         files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
-        return self._ended(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; removed with them: {files}", numbers)
+        return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; removed with them: {files}", numbers)
 
     @property
     def _planner(self) -> MaintenancePlanner:
@@ -182,7 +184,7 @@ class _Run:
     def _open(self, table: Table) -> SparkTable:
         return SparkTable.load(self.spark(), self.catalog, table)
 
-    def _ended(
+    def _make_outcome(
         self,
         action: Action,
         ending: Ending,
@@ -194,7 +196,7 @@ class _Run:
         return Outcome(self.maintained.identifier, action, ending, sentence, numbers or {}, exit_code)
 
 
-def rewrite_ending(done: Rewritten) -> tuple[Ending, str]:
+def rewrite_ending(done: RewriteResult) -> tuple[Ending, str]:
     """Return how a rewrite ended, and why some files were not rewritten."""
     if done.errors:
         return Ending.FAILED, "; ".join(dict.fromkeys(done.errors))
@@ -214,6 +216,6 @@ def growth_note(before: float, after: float, properties: Mapping[str, str]) -> s
     if after < 2 * before or not before:
         return ""
     note = f"; they now take {after / before:.0f} times the bytes"
-    if properties.get(PAGES) == "v2":
+    if properties.get(PAGE_VERSION_PROPERTY) == "v2":
         return note
-    return f"{note}, in Parquet's older encodings: see `{PAGES}` in docs/explanation/performance.md"
+    return f"{note}, in Parquet's older encodings: see `{PAGE_VERSION_PROPERTY}` in docs/explanation/performance.md"

@@ -15,22 +15,22 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 from pyspark.errors import PySparkException
 
-from frazil.commit.target import target_file_bytes
+from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite
-from frazil.maintenance.partition_filter import partition_filter
+from frazil.maintenance.partition_filter import build_partition_filter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PARTITIONS_AT_ONCE = 200
+MAX_PARTITIONS_PER_ACTION = 200
 """Maximum number of partitions in one action. Iceberg's planning compares every file with each partition."""
-MIN_GROUP_FILES = 16
+MAX_GROUP_FILES = 16
 """Maximum size of one commit of an action, in multiples of the target file size. A failed commit loses only this much
 work.
 """
 MAX_BUSY_ATTEMPTS = 3
 """Maximum number of attempts to rewrite a busy partition."""
-_CONFLICTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
+_CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
 """Parts of Iceberg's error messages that mean a conflict. The last one means that an expiring snapshot was tagged."""
 
 
@@ -43,7 +43,7 @@ class SparkFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class RewriteResult:
     """The result of rewriting data files."""
 
     removed: int = 0
@@ -57,8 +57,8 @@ class Rewritten:
     errors: tuple[str, ...] = ()
     """Error messages of the parts that failed for another reason."""
 
-    def __add__(self, other: Rewritten) -> Rewritten:
-        return Rewritten(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: RewriteResult) -> RewriteResult:
+        return RewriteResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class SparkTable:
     @classmethod
     def load(cls, spark: SparkSession, catalog: Catalog, table: Table) -> SparkTable:
         name = ".".join(f"`{part}`" for part in (catalog.name, *table.name()))
-        with java_errors():
+        with convert_java_errors():
             java = _jvm(spark).org.apache.iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, name)
             java.refresh()  # the session's catalog caches tables
         return cls(spark, table, java)
@@ -81,7 +81,7 @@ class SparkTable:
     def _actions(self) -> Any:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
-    def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+    def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions. Never raises; a failed action does not stop the others.
 
         A rewrite runs in its own action if it is partial, applies deletes, or concerns a busy partition. The others
@@ -89,15 +89,15 @@ class SparkTable:
         """
         whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
-            alike[at : at + PARTITIONS_AT_ONCE]
+            alike[at : at + MAX_PARTITIONS_PER_ACTION]
             for small in (True, False)
             if (alike := [r for r in whole if r.small is small])
-            for at in range(0, len(alike), PARTITIONS_AT_ONCE)
+            for at in range(0, len(alike), MAX_PARTITIONS_PER_ACTION)
         ]
         batches += [[r] for r in rewrites if r.is_partial or r.applies_deletes or r.busy]
-        return sum((self._attempt(batch, sort=sort) for batch in batches), Rewritten())
+        return sum((self._attempt(batch, sort=sort) for batch in batches), RewriteResult())
 
-    def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+    def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Run one action. If a merge into a busy partition commits first, retry, because the next batch has only just
         begun.
         """
@@ -105,23 +105,23 @@ class SparkTable:
             try:
                 done = self._rewrite(batch, sort=sort)
             except LostRace as conflict:
-                done = Rewritten(lost=(str(conflict),))
+                done = RewriteResult(lost=(str(conflict),))
             except SparkFailed as error:
-                return Rewritten(errors=(str(error),))
+                return RewriteResult(errors=(str(error),))
             if not (done.lost and left):
                 break
-            with java_errors():
+            with convert_java_errors():
                 self.java.refresh()
         return done
 
-    def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> Rewritten:
+    def _rewrite(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         metadata, options = self.table.metadata, self._options(batch)
         chosen = [r.partition.values for r in batch]
-        with java_errors():
+        with convert_java_errors():
             begun = self.java.currentSnapshot().snapshotId()
             action = self._actions.rewriteDataFiles(self.java)
             action = action.sort() if sort else action.binPack()
-            those = partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
+            those = build_partition_filter(_jvm(self.spark), chosen, spec=metadata.spec(), schema=metadata.schema())
             action = action.filter(those)
             for key, value in options.items():
                 action = action.option(key, value)
@@ -129,7 +129,7 @@ class SparkTable:
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
             has_lost = not removed and not failed and self._has_files_to_rewrite(those, options, begun)
             lost = ("its commits failed",) if has_lost else ()
-        return Rewritten(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
+        return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
         """Return whether the action had files to rewrite. With partial progress, Iceberg's result does not show failed
@@ -149,7 +149,7 @@ class SparkTable:
             "min-input-files": 2,  # the plan has decided already
             "max-file-size-bytes": 2**62,  # large files are fine
             "partial-progress.enabled": "true",
-            "max-file-group-size-bytes": MIN_GROUP_FILES * target,
+            "max-file-group-size-bytes": MAX_GROUP_FILES * target,
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # concurrent deletes still apply to the rewritten rows
@@ -166,7 +166,7 @@ class SparkTable:
                 "min-file-size-bytes": rewrite.below_bytes,
                 "max-files-to-rewrite": rewrite.files,
                 # a sort writes as many files as for a whole group, even if it gets only a part of it
-                "max-file-group-size-bytes": min(MIN_GROUP_FILES * target, limit),
+                "max-file-group-size-bytes": min(MAX_GROUP_FILES * target, limit),
             }
         if rewrite.applies_deletes:
             options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
@@ -178,7 +178,7 @@ class SparkTable:
         Iceberg's `remove-dangling-deletes` finds only those that are older than all data files of their partition.
         """
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
-        with java_errors():
+        with convert_java_errors():
             self.java.refresh()
             change = self.java.newRewrite()
             for manifest in self.java.currentSnapshot().deleteManifests(self.java.io()):
@@ -196,14 +196,14 @@ class SparkTable:
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
         """Rewrite the manifests of a partition spec. Returns the numbers of removed and added manifests."""
-        with java_errors():
+        with convert_java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()
-            return (_count(done.rewrittenManifests()), _count(done.addedManifests()))
+            return (_count_items(done.rewrittenManifests()), _count_items(done.addedManifests()))
 
     def expire(self, snapshot_ids: Sequence[int]) -> dict[str, int]:
         """Expire these snapshots and the files that only they reference. Returns the number of files by kind."""
-        with java_errors():
+        with convert_java_errors():
             action = self._actions.expireSnapshots(self.java).expireOlderThan(0)  # no snapshot is older than 1970
             for each in snapshot_ids:
                 action = action.expireSnapshotId(each)
@@ -217,14 +217,14 @@ class SparkTable:
 
 
 @contextmanager
-def java_errors() -> Iterator[None]:
+def convert_java_errors() -> Iterator[None]:
     """Convert errors of Spark or the JVM: to `LostRace` if another commit won, to `SparkFailed` otherwise."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
         first = text.split("\n", 1)[0]
-        if any(sign in text for sign in _CONFLICTS):
+        if any(sign in text for sign in _CONFLICT_TEXTS):
             raise LostRace(first) from error
         raise SparkFailed(first) from error
 
@@ -233,7 +233,7 @@ def _jvm(spark: SparkSession) -> Any:
     return spark._jvm  # PySpark has no public attribute for it
 
 
-def _count(items: Any) -> int:
+def _count_items(items: Any) -> int:
     iterator, count = items.iterator(), 0
     while iterator.hasNext():
         iterator.next()

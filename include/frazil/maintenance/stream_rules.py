@@ -23,26 +23,26 @@ from frazil.signals.completion import find_feeds
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted, format_duration
+from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
-from frazil.timetext import ago, utc
+from frazil.timetext import format_elapsed, format_utc
 
-FEWEST_BAD = 10
+MIN_BAD_RECORDS = 10
 """With fewer than `MIN_RECORDS` records, a percentage is unknown unless at least this many of them are bad."""
-LARGE_PERCENTAGE = 50
+MIN_SMALL_SAMPLE_PERCENT = 50
 """With fewer than `MIN_RECORDS` records, the threshold of a percentage is at least this high."""
 MAX_LISTED = 5
 """Maximum number of windows or days that a message lists."""
-RULES_OF_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
+RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
 """Rules whose values are read from the stream's table."""
-RULES_OF_RUN_FOLDER = ("restarts", "registry", "stall")
+RULES_FROM_RUN_FOLDER = ("restarts", "registry", "stall")
 """Rules whose values are read from the stream's run folder."""
 
 
 @dataclass(frozen=True, slots=True)
-class LateWindow:
+class IncompleteWindow:
     """The first window of a table that is not complete yet. It is late only if it is also due."""
 
     window: str
@@ -54,12 +54,12 @@ class LateWindow:
     """Whether the window ended before the table's oldest snapshot, for example because a stream read old records."""
 
 
-def stream_readings(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
+def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) -> tuple[Reading, ...]:
     """Return the readings of all rules of a stream; empty if alerts are switched off."""
     if not alerts.enabled:
         return ()
-    unread = RULES_OF_TABLE if state.table_exists is None else ()
-    unknown = {*unread, *(RULES_OF_RUN_FOLDER if state.writer.state == "unknown" else ())}
+    unread = RULES_FROM_TABLE if state.table_exists is None else ()
+    unknown = {*unread, *(RULES_FROM_RUN_FOLDER if state.writer.state == "unknown" else ())}
     seen = _stream_readings(state, alerts, now_ms)
     text = f"of stream {state.name} was active when it was last measured; its value is unknown now"
     return tuple(
@@ -74,8 +74,8 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
         f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
     )
-    yield flag("declaration", state.problem is not None, sentence)
-    yield flag("table", state.missing is not None, f"stream {name}: {state.missing}")
+    yield fact_reading("declaration", state.problem is not None, sentence)
+    yield fact_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
     unread = state.writer.state == "unknown"
     sentence = (
         f"the run folder of stream {name} cannot be read, so no alert about its writer can fire: "
@@ -102,55 +102,60 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"the writer of stream {name} ended {state.crashes} times in a row without a commit, so a restart does not "
         f"help. {state.last_words} {status} and its writer.log have details"
     )
-    shown = f"{counted(state.crashes, 'start')} without a commit"
+    shown = f"{format_count(state.crashes, 'start')} without a commit"
     # A service that does not answer is reported by the rule `stall` or `registry`.
     crashes = 0 if state.unreachable_since_ms is not None else state.crashes
     yield Reading("restarts", crashes, alerts.restarts, shown, sentence, hold_ms=0)
     waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
-    seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else ago(flow.measured_ms)
+    seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else format_elapsed(flow.measured_ms)
     sentence = (
-        f"{counted(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not committed to "
+        f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
+        "committed to "
         f"{state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
     )
-    shown = f"{counted(waiting, 'batch', 'waits for its|wait for their')} commit"
+    shown = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
     yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
     sentence = (
         f"{seen.rejected:,} of the {seen.records:,} records that stream {name} committed within the last {within} are "
         "dead letters. The dead-letter table has each reason in error_class. Correct the producer, or the declared "
         "schema"
     )
-    shown = _share_words(seen.rejected, seen.records)
-    yield Reading("dead-letters", *_share(seen.rejected, seen.records, alerts.dead_letters), shown, sentence)
+    shown = _share_text(seen.rejected, seen.records)
+    yield Reading(
+        "dead-letters", *_share_and_threshold(seen.rejected, seen.records, alerts.dead_letters), shown, sentence
+    )
     sentence = (
         f"{seen.stale:,} of the {seen.records:,} records that stream {name} committed within the last {within} were "
         f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have been "
         "recreated, its clock may be behind, or a producer sends old records again. `frazil audit` uses the same "
         "order, so compare the rows with the source database itself"
     )
-    shown = _share_words(seen.stale, seen.records)
-    yield Reading("stale-changes", *_share(seen.stale, seen.records, alerts.stale_changes), shown, sentence)
+    shown = _share_text(seen.stale, seen.records)
+    yield Reading(
+        "stale-changes", *_share_and_threshold(seen.stale, seen.records, alerts.stale_changes), shown, sentence
+    )
     if alerts.dead_letters_per_minute is not None:
         yield from _rate_readings(state.name, flow, alerts.dead_letters_per_minute)
 
 
-def _share(count: int, records: int, limit: float) -> tuple[float | None, float]:
+def _share_and_threshold(count: int, records: int, limit: float) -> tuple[float | None, float]:
     """Return a percentage of a stream's records (None for too few records), and the threshold that applies to it."""
     share = 100 * count / max(records, 1)
     if records >= MIN_RECORDS or not count:
         return share, limit
-    return share if count >= FEWEST_BAD else None, max(limit, LARGE_PERCENTAGE)
+    return share if count >= MIN_BAD_RECORDS else None, max(limit, MIN_SMALL_SAMPLE_PERCENT)
 
 
-def _share_words(count: int, records: int) -> str:
+def _share_text(count: int, records: int) -> str:
     """Return a percentage of the records as text."""
-    return f"{100 * count / max(records, 1):.1f} % of {counted(records, 'record')}"
+    return f"{100 * count / max(records, 1):.1f} % of {format_count(records, 'record')}"
 
 
 def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     """Yield one reading per error class. It has no hold time, because a rate is already an average over minutes."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
-        times = f"{found.count:,} in {counted(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
+        times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
         first = f", such as {', '.join(found.places)}" if found.places else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
@@ -160,21 +165,21 @@ def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
 
 
 def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
-    name, down_s = state.name, _down_s(state, now_ms)
+    name, down_s = state.name, _down_time_s(state, now_ms)
     if state.given_up and down_s:
         sentence = (
             f"stream {name} has no writer, and its supervisor gave up: {state.given_up}. `frazil status {name}` shows "
             f"details. Fix the cause, then run `frazil resume {name}`. `frazil pause {name}` ends the alert"
         )
-        return flag("writer", True, sentence, "the supervisor gave up")
+        return fact_reading("writer", True, sentence, "the supervisor gave up")
     if state.needs_operator and state.desired != "paused":
         sentence = (
             f"stream {name} is stopped: {state.sentence}. No writer starts until the cause is fixed; "
             f"`frazil pause {name}` ends the alert"
         )
-        return flag("writer", True, sentence, f"stopped: {state.writer.exit_name}")
+        return fact_reading("writer", True, sentence, f"stopped: {state.writer.exit_name}")
     if down_s != math.inf:
-        runs = f"has run for {ago(int((down_s or 0) * 1000))}"
+        runs = f"has run for {format_elapsed(int((down_s or 0) * 1000))}"
     elif state.writer.has_ended:
         runs = "runs, and the reason why the last one ended is unknown"
     else:
@@ -202,11 +207,11 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
         return Reading("stall", 0, 0, "the writer is not stalled", "")
     # A watermark may move again by itself once a topic-partition becomes idle, and rows are still written.
     hold_ms = alerts.hold // timedelta(milliseconds=1) if stall.kind is StallKind.WATERMARK else hold_ms
-    shown = f"stalled ({stall.kind}) since {utc(stall.since_ms)}"
+    shown = f"stalled ({stall.kind}) since {format_utc(stall.since_ms)}"
     return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}", hold_ms=hold_ms)
 
 
-def _down_s(state: StreamState, now_ms: int) -> float | None:
+def _down_time_s(state: StreamState, now_ms: int) -> float | None:
     """Return the seconds without a writer: 0 if one runs or the stream is paused; None if the state is unknown.
 
     Return infinity if the supervisor gave up, or if the end of the last writer is unknown.
@@ -233,15 +238,15 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
     """
     if not alerts.enabled:
         return ()
-    windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more(len(held))
+    windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
     return (
-        flag(
+        fact_reading(
             "held",
             bool(held),
-            f"{table}: quality gates hold back {counted(len(held), 'window')}. {windows}. Correct the "
+            f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
             "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
             f"`{release_command(table, held[0][0] if held else 'KEY')}`",
-            f"{counted(len(held), 'window')} held",
+            f"{format_count(len(held), 'window')} held",
         ),
     )
 
@@ -256,14 +261,18 @@ def audit_reading(name: str, found: str | None, last: str | None = None) -> Read
         f"`frazil audit {name} --source`"
     )
     shown = "an audit found something" if found else f"the last audit, {last}" if last else "no audit has run"
-    return flag("audit", found is not None, sentence, shown)
+    return fact_reading("audit", found is not None, sentence, shown)
 
 
-def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
+def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str, now_ms: int) -> Reading:
     """Return the reading of the rule `late-window`. `late` is None for a table without signals."""
     late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
     value = None if late and late.is_history else late_s
-    what = f"{late.window} has been due for {ago(int(late_s * 1000))}" if late and late_s else "no window is due"
+    what = (
+        f"{late.window} has been due for {format_elapsed(int(late_s * 1000))}"
+        if late and late_s
+        else "no window is due"
+    )
     sentence = (
         f"{table}: {what}, but is not complete, so jobs that wait for it do not start: "
         f"{late.waits_for if late else ''}. "
@@ -275,14 +284,16 @@ def window_reading(late: LateWindow | None, alerts: Alerts, *, table: str, now_m
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
     """Return the reading of the rule `aggregation`: complete days that were not aggregated within the time `within`."""
-    days = ", ".join(f"{one.day} (complete since {utc(one.since_ms)})" for one in late[:MAX_LISTED]) + _more(len(late))
+    days = ", ".join(
+        f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]
+    ) + _more_text(len(late))
     sentence = (
         f"{target} is missing {days}: signalled as complete for more than {format_duration(within)}, but not "
         f"aggregated by {name}. Unpause the DAGs frazil_reconcile_{name}, which requests such days, and "
         f"frazil_daily_{name}; clear their failed tasks. Or trigger frazil_daily_{name} with the day as the partition "
         "key"
     )
-    return flag(f"aggregation:{name}", bool(late), sentence, f"{counted(len(late), 'day')} late")
+    return fact_reading(f"aggregation:{name}", bool(late), sentence, f"{format_count(len(late), 'day')} late")
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
@@ -303,20 +314,20 @@ def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = 
     return Reading(f"runs:{dag_id}", failed, limit, shown, sentence)
 
 
-def flag(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
+def fact_reading(rule: str, is_so: bool, sentence: str, shown: str | None = None) -> Reading:
     """Return the reading of a fact: its alert fires as soon as the fact is true, and resolves as soon as it is
     false.
     """
     return Reading(rule, int(is_so), 0, shown or ("yes" if is_so else "no"), sentence, hold_ms=0)
 
 
-def _more(count: int) -> str:
+def _more_text(count: int) -> str:
     return f" and {count - MAX_LISTED} more" if count > MAX_LISTED else ""
 
 
-def late_window(
+def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
-) -> LateWindow | None:
+) -> IncompleteWindow | None:
     """Return the table's first incomplete window, and what it waits for if it is due.
 
     Returns None for a table without signals, and for a table that no longer exists. `specs` are all streams of the
@@ -328,11 +339,11 @@ def late_window(
     window = Window.containing(cursor.through_us, cursor.grain)
     due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
     if due_ms > now_ms:
-        return LateWindow(str(window), due_ms, "")
+        return IncompleteWindow(str(window), due_ms, "")
     try:
         table = catalog.load_table(signals.table)
     except NoSuchTableError:
         return None
     waiting = waiting_text(find_feeds(table, specs), window)
     oldest_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)
-    return LateWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)
+    return IncompleteWindow(str(window), due_ms, waiting, is_history=window.end_us < oldest_ms * 1_000)

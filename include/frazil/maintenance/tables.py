@@ -16,7 +16,7 @@ from zlib import crc32
 from frazil.errors import SpecError
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import may_have_made
+from frazil.spec.route import may_have_created
 
 SIGNALS = "frazil.signals"
 """A copy of `frazil.signals.signal_table.IDENTIFIER`. Importing that module would import PyIceberg."""
@@ -73,7 +73,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
     return tuple(sorted(made, key=lambda t: t.name))
 
 
-def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
+def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
     """Return the tables that one Spark session maintains, by the name of its main table or signals table.
 
     Every table except tables of routes occurs once. A dead-letter table is in the group of its first stream's table.
@@ -87,7 +87,7 @@ def maintained_together(specs: Iterable[StreamSpec]) -> dict[str, tuple[Maintain
     return {name: tuple(found) for name, found in together.items()}
 
 
-def routes(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
+def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
     """Map the maintenance name of each route, `route of <stream>`, to its stream. No table can have such a name."""
     return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
 
@@ -104,7 +104,7 @@ def _may_write(spec: StreamSpec, identifier: str) -> bool:
     if identifier in {spec.table.identifier, spec.dead_letter_table}:
         return True
     route = spec.route
-    return route is not None and (identifier in route.tables.values() or may_have_made(route, identifier))
+    return route is not None and (identifier in route.tables.values() or may_have_created(route, identifier))
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
@@ -118,10 +118,10 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     for table in tables:
         if table.name == name:
             return table
-    for spec in routes(specs).values():
+    for spec in routes_by_name(specs).values():
         for identifier in (name, name.removeprefix(f"{spec.table.catalog or 'default'}.")):
             made = template_table(spec, identifier, specs)
-            if made.name == name and spec.route is not None and may_have_made(spec.route, identifier):
+            if made.name == name and spec.route is not None and may_have_created(spec.route, identifier):
                 return made
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ingest.arrow_values import plain
-from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, Logs, logs
+from frazil.ingest.arrow_values import unwrap_extension
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.ingest.source_log import MIN_NEW_LOG_GAP_MS, PositionLogs, parse_logs
 from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
@@ -68,14 +68,14 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
     """
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)
-    order = ranks(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
+    order = rank_values(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
     partitions, offsets = encode_partitions(changes), column(changes, OFFSET).to_numpy()
     if rules.by_position and rules.order_by and count:
-        order = _order_across_logs(order, logs(column(changes, rules.order_by)), keys, partitions, offsets)
-    unordered = unordered_deletes(changes, rules)
+        order = _order_across_logs(order, parse_logs(column(changes, rules.order_by)), keys, partitions, offsets)
+    unordered = find_unordered_deletes(changes, rules)
     in_several = count > 0 and partitions.max() != partitions.min()
-    times = ranks(column(changes, TIMESTAMP)) if in_several else np.zeros(count, np.int64)
-    deleted_by = _last_unordered_deletes(unordered, keys, partitions, offsets, times)
+    times = rank_values(column(changes, TIMESTAMP)) if in_several else np.zeros(count, np.int64)
+    deleted_by = _find_last_unordered_deletes(unordered, keys, partitions, offsets, times)
     # A change before a delete without an order value never wins. "Before" means by offset in the delete's
     # topic-partition, and by time in others.
     later = np.where(partitions == partitions[deleted_by], offsets >= offsets[deleted_by], times >= times[deleted_by])
@@ -99,11 +99,11 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 
 
 def _order_across_logs(
-    order: Numbers, completed: Logs, keys: Numbers, partitions: Numbers, offsets: Numbers
+    order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
     """Return the order values, raised so that a newer log of a topic-partition comes after the log before it.
 
-    `began_again` defines when a log begins again: with a change that is later than all changes before it. A change
+    `newer_log_mask` defines when a log begins again: with a change that is later than all changes before it. A change
     without a position gets the highest position before it in its log.
     """
     ordered = np.lexsort((offsets, partitions, keys))
@@ -145,7 +145,7 @@ def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
     return highest
 
 
-def unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
+def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
     """Mask of deletes without an order value, such as tombstones. They take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
@@ -153,7 +153,7 @@ def unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
     return to_mask(pc.and_(deletes, column(changes, rules.order_by).is_null()))
 
 
-def _last_unordered_deletes(
+def _find_last_unordered_deletes(
     unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
     """Return, for each change, the index of the last unordered delete of the same key, or `NOT_DELETED`.
@@ -173,7 +173,7 @@ def _last_unordered_deletes(
 def encode_partitions(changes: pa.Table) -> Numbers:
     """Return a number for the topic-partition of each row, ordered by topic and partition. Used to break ties."""
     topics = column(changes, TOPIC).dictionary_encode()
-    by_name = ranks(topics.dictionary)[topics.indices.to_numpy()]
+    by_name = rank_values(topics.dictionary)[topics.indices.to_numpy()]
     partitions: Numbers = (by_name << 32) + column(changes, PARTITION).to_numpy().astype(np.int64)
     return partitions
 
@@ -198,7 +198,7 @@ class _ChangesByKey:
     def fill_missing(self, newest: NewestChanges, ids: Mapping[str, int]) -> NewestChanges:
         """Return the newest changes, with the columns that they leave out filled from earlier changes."""
         rows, numbers = newest.rows, newest.numbers
-        kept = rows.column(KEPT).to_pylist() if rows.column(KEPT).null_count < rows.num_rows else []
+        kept = rows.column(KEPT_COLUMNS).to_pylist() if rows.column(KEPT_COLUMNS).null_count < rows.num_rows else []
         incomplete = [row for row, missing in enumerate(kept) if missing]
         if not incomplete:
             return newest
@@ -210,7 +210,7 @@ class _ChangesByKey:
         filled_by = {name: sources[i] for name, i in ids.items() if (sources[i] != numbers).any()}
         for name, indexes in filled_by.items():
             rows = replace_column(rows, name, self.changes.column(name).take(pa.array(indexes)))
-        rows = replace_column(rows, KEPT, pa.array(kept, rows.schema.field(KEPT).type))
+        rows = replace_column(rows, KEPT_COLUMNS, pa.array(kept, rows.schema.field(KEPT_COLUMNS).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
@@ -226,7 +226,7 @@ class _ChangesByKey:
                 break
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
-            unset = set() if deletes else set(self.changes.column(KEPT)[int(before)].as_py() or ())
+            unset = set() if deletes else set(self.changes.column(KEPT_COLUMNS)[int(before)].as_py() or ())
             for field_id in left - unset:
                 sources[field_id][row] = before
             left &= unset
@@ -238,7 +238,7 @@ def column(rows: pa.Table, name: str) -> pa.Array:
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
-    return plain(array)
+    return unwrap_extension(array)
 
 
 def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
@@ -251,7 +251,7 @@ def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
     return codes
 
 
-def ranks(array: pa.Array) -> Numbers:
+def rank_values(array: pa.Array) -> Numbers:
     """Return the dense rank of each value; null has the lowest rank."""
     found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[to_mask(array.is_null())] = 0

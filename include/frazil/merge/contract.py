@@ -46,7 +46,8 @@ class MergeRules:
     """Whether the values of `order_by` are positions in a source's log (`frazil.ingest.source_log`).
 
     If so, a log that began again has lower positions than the old log, but its changes are not stale: see
-    `began_again`. An upsert without a position takes effect at its place in Kafka, with the highest position before it.
+    `newer_log_mask`. An upsert without a position takes effect at its place in Kafka, with the highest position before
+    it.
     """
     replays: bool = False
     """Whether the changes are dead letters, which are merged after records that follow them in Kafka.
@@ -150,7 +151,7 @@ class MergeContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class MergeCounts:
     """Counts of changes and rows by outcome. Each change is counted once."""
 
     inserted: int = 0
@@ -165,8 +166,8 @@ class Counts:
     repeated: int = 0
     """Rows that repeat a row of the table or of the same batch."""
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+    def __add__(self, other: MergeCounts) -> MergeCounts:
+        return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class MergeResult:
     """Paths of the task's data files that were rewritten. For a task that drops repeats: paths of its `share`."""
     dropped_deletes: tuple[str, ...]
     """Paths of delete files that no longer delete anything, or whose deletes are in one of `files`."""
-    counts: Counts
+    counts: MergeCounts
     matched: bytes = b""
     """The changes whose keys are in the task's files, as in `MergeTask`. Empty for a task that inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
@@ -204,7 +205,7 @@ class MergeResult:
             tuple(StagedFile.from_json(file) for file in value["files"]),
             tuple(value["replaced"]),
             tuple(value["dropped_deletes"]),
-            Counts(**value["counts"]),
+            MergeCounts(**value["counts"]),
             base64.b64decode(value["matched"]),
             {int(start): rows for start, rows in value["windows"].items()},
             value["bytes_read"],

@@ -13,9 +13,9 @@ from pyiceberg.schema import Schema
 
 from frazil.merge.changes import NewestChanges, Numbers, column, to_mask
 from frazil.merge.contract import TableFile
-from frazil.merge.table_files import Reader
+from frazil.merge.table_files import TableFileReader
 
-CHANGE_ROW, INDEX = "_change", "_index"
+CHANGE_ROW, ROW_INDEX = "_change", "_index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class KeyIndex:
         if not len(likely):
             return likely, likely
         taken = {name: array.take(pa.array(likely)) for name, array in columns.items()}
-        left = pa.table({**taken, INDEX: pa.array(likely)})
+        left = pa.table({**taken, ROW_INDEX: pa.array(likely)})
         keys = self._keys.cast(
             pa.schema([*(left.schema.field(name) for name in self._key), self._keys.schema.field(CHANGE_ROW)])
         )
         joined = left.join(keys, keys=list(self._key), join_type="inner", use_threads=False)
-        indexes = column(joined, INDEX).to_numpy()
+        indexes = column(joined, ROW_INDEX).to_numpy()
         order = np.argsort(indexes, kind="stable")
         return indexes[order], column(joined, CHANGE_ROW).to_numpy()[order]
 
@@ -81,7 +81,9 @@ def _min_max(array: pa.Array) -> tuple[Any, Any]:
     return found["min"], found["max"]
 
 
-def locate_rows(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema) -> Iterator[LocatedRows]:
+def locate_rows(
+    reader: TableFileReader, files: tuple[TableFile, ...], index: KeyIndex, keys: Schema
+) -> Iterator[LocatedRows]:
     """Yield the rows with the changes' keys, file by file. `keys` is the schema of the key columns."""
     found: list[list[_Match]] = [[] for _ in files]
     pending: list[tuple[int, int, pa.Table]] = []
@@ -91,19 +93,19 @@ def locate_rows(reader: Reader, files: tuple[TableFile, ...], index: KeyIndex, k
             for start, rows in data.row_groups(keys, data.may_hold(keys, index.bounds)):
                 pending.append((number, start, rows))
                 if sum(rows.num_rows for _, _, rows in pending) >= index.batch_rows:
-                    _match(index, pending, found)
+                    _match_pending(index, pending, found)
                     pending = []
         whole = pending[0][0] if pending else number + 1
         yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, whole))
         yielded = whole
-    _match(index, pending, found)
+    _match_pending(index, pending, found)
     yield from (_make_located(reader, files[n], found[n]) for n in range(yielded, len(files)))
 
 
 _Match = tuple[Numbers, Numbers]
 
 
-def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
+def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
     """Look up the rows of several row groups at once, and assign the results to their files."""
     if not pending:
         return
@@ -115,7 +117,7 @@ def _match(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: lis
         first += rows.num_rows
 
 
-def _make_located(reader: Reader, file: TableFile, parts: list[_Match]) -> LocatedRows:
+def _make_located(reader: TableFileReader, file: TableFile, parts: list[_Match]) -> LocatedRows:
     none = np.zeros(0, np.int64)
     positions = np.concatenate([none, *(positions for positions, _ in parts)])
     changes = np.concatenate([none, *(changes for _, changes in parts)])

@@ -29,10 +29,10 @@ from frazil.merge.changes import (
     column,
     encode_keys,
     encode_partitions,
-    ranks,
+    rank_values,
     to_mask,
 )
-from frazil.merge.contract import Counts, MergeResult
+from frazil.merge.contract import MergeCounts, MergeResult
 from frazil.merge.locate import KeyIndex
 from frazil.merge.table_files import TaskRun, rows_without
 
@@ -58,21 +58,21 @@ class RepeatsRun(TaskRun):
     """One run of a task that drops repeats."""
 
     def result(self) -> MergeResult:
-        batch = self._batch()
+        batch = self._read_batch()
         if not self.task.inserts:
             is_repeat = (
-                repeats_of_table(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us)
+                find_repeats_of_table(batch.codes, batch.times, *self._table_rows(batch), within_us=self._within_us)
                 & batch.timed
             )
             matched = BitMap64(np.flatnonzero(is_repeat).tolist()).serialize()
-            return MergeResult((), (), (), Counts(), matched, bytes_read=self.reader.bytes_read)
+            return MergeResult((), (), (), MergeCounts(), matched, bytes_read=self.reader.bytes_read)
         repeated = np.zeros(len(batch.codes), np.bool_)
         if self.task.matched:
             repeated[np.array(BitMap64.deserialize(self.task.matched), np.int64)] = True
-        repeated[self._repeats(batch, np.flatnonzero(batch.timed & ~repeated))] = True
-        return self._without(batch, repeated)
+        repeated[self._find_repeats(batch, np.flatnonzero(batch.timed & ~repeated))] = True
+        return self._rewrite_without(batch, repeated)
 
-    def _batch(self) -> _Batch:
+    def _read_batch(self) -> _Batch:
         rules = self.context.rules
         names = dict.fromkeys((*rules.key, self._event_time, TOPIC, PARTITION, OFFSET, TIMESTAMP))
         schema = self.schema.select(*names)
@@ -127,24 +127,26 @@ class RepeatsRun(TaskRun):
         if pending:
             yield pa.concat_tables(pending)
 
-    def _repeats(self, batch: _Batch, left: Numbers) -> Numbers:
+    def _find_repeats(self, batch: _Batch, left: Numbers) -> Numbers:
         """Return which of the rows `left` repeat another row of the batch. Sorts only rows whose key occurs again."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
         order = _rank_rows(batch.coordinates.take(pa.array(several)))
-        return several[repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)]
+        return several[
+            find_repeats_in_batch(batch.codes[several], batch.times[several], order, within_us=self._within_us)
+        ]
 
-    def _without(self, batch: _Batch, repeated: Mask) -> MergeResult:
+    def _rewrite_without(self, batch: _Batch, repeated: Mask) -> MergeResult:
         """Rewrite this task's files that have repeats, and count the kept and dropped rows."""
         replaced, share = [], set(self.task.share)
-        counts = Counts()
+        counts = MergeCounts()
         for path, start, end in zip(self.task.changes, batch.starts, batch.starts[1:], strict=False):
             if path not in share:
                 continue
             is_repeat = repeated[start:end]
             self.count_windows(batch.times[start:end][~is_repeat])
-            counts += Counts(inserted=int((~is_repeat).sum()), repeated=int(is_repeat.sum()))
+            counts += MergeCounts(inserted=int((~is_repeat).sum()), repeated=int(is_repeat.sum()))
             if is_repeat.any():
                 replaced.append(path)
                 self.copy(path, np.flatnonzero(is_repeat))
@@ -152,7 +154,7 @@ class RepeatsRun(TaskRun):
         return MergeResult(files, tuple(replaced), (), counts, b"", dict(self.windows), self.reader.bytes_read)
 
 
-def repeats_of_table(
+def find_repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
     """Return a mask of rows for which the table has a row with the same key number nearby in event time. Pure."""
@@ -173,7 +175,7 @@ def repeats_of_table(
     return found[:count]
 
 
-def repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
+def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
     """Return a mask of rows that repeat an earlier row that is kept. `order` is the rank of each row. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
@@ -218,7 +220,7 @@ def _rank_rows(rows: pa.Table) -> Numbers:
     """
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
-    stamps = ranks(column(rows, TIMESTAMP))
+    stamps = rank_values(column(rows, TIMESTAMP))
     ordered = np.lexsort((np.arange(count), offsets, places))
     begins = np.flatnonzero(np.r_[True, np.diff(places[ordered]) != 0][:count])
     reached = stamps[ordered]

@@ -23,18 +23,18 @@ from pyiceberg.types import ListType, LongType, MapType, StringType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.no_rows import no_rows
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 
-NAME_MAPPING = "schema.name-mapping.default"
+NAME_MAPPING_PROPERTY = "schema.name-mapping.default"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
-COMPARED = frozenset({int, str, date})
+COMPARABLE_TYPES = frozenset({int, str, date})
 """Types for which PyArrow returns statistics as the same Python types as array values."""
-Bounds = Mapping[str, tuple[Any, Any]]
-_DELETES = pa.schema(
+ColumnBounds = Mapping[str, tuple[Any, Any]]
+_DELETES_SCHEMA = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
         pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POSITION_ID)}),
@@ -43,7 +43,7 @@ _DELETES = pa.schema(
 
 
 @dataclass(slots=True)
-class Reader:
+class TableFileReader:
     """Opens Parquet files of one storage, and counts the bytes and rows that are read."""
 
     io: FileIO
@@ -54,10 +54,10 @@ class Reader:
     rows_read: int = 0
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
-    def open(self, path: str) -> DataReader:
+    def open(self, path: str) -> DataFileReader:
         """Open a data file."""
         source = self.io.new_input(path)
-        return DataReader(self, pq.ParquetFile(source.open(seekable=True)))
+        return DataFileReader(self, pq.ParquetFile(source.open(seekable=True)))
 
     def count_read_rows(self, rows: pa.Table) -> None:
         """Count rows that were read."""
@@ -69,15 +69,17 @@ class Reader:
         """Return all rows of a data file."""
         found = self.open(path)
         with found:
-            return pa.concat_tables([no_rows(arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))])
+            return pa.concat_tables(
+                [empty_table(nullable_arrow_schema(schema)), *(rows for _, rows in found.row_groups(schema))]
+            )
 
     def deleted_positions(self, file: TableFile) -> Numbers:
         """Return the positions of a data file's rows that delete files delete, in order."""
-        found = [self._positions_by_file(delete).get(file.path) for delete in file.deletes]
+        found = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
 
-    def _positions_by_file(self, delete: DeleteFile) -> dict[str, Numbers]:
+    def _cached_deletes(self, delete: DeleteFile) -> dict[str, Numbers]:
         if delete.path in self._deletes:
             return self._deletes[delete.path]
         by_path = self.deletes(delete.path)
@@ -103,19 +105,19 @@ def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
     return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
 
 
-def arrow_schema(schema: Schema) -> pa.Schema:
+def nullable_arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema for reading: all fields nullable, because other programs write files too."""
     return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
 
 
 @dataclass(slots=True)
-class DataReader:
+class DataFileReader:
     """An open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
 
-    reader: Reader
+    reader: TableFileReader
     file: pq.ParquetFile
 
-    def __enter__(self) -> DataReader:
+    def __enter__(self) -> DataFileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,7 +125,7 @@ class DataReader:
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the first position and the rows of each row group, or of those in `wanted`."""
-        physical, expected = self._physical(), arrow_schema(schema)
+        physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
@@ -136,20 +138,20 @@ class DataReader:
                 _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
-            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else no_rows(expected)
+            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else empty_table(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         """Return the rows at these positions, which must be sorted."""
-        parts = [no_rows(arrow_schema(schema))]
+        parts = [empty_table(nullable_arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.row_groups(schema, groups):
             indexes = positions[(positions >= start) & (positions < start + rows.num_rows)] - start
             parts.append(rows.take(pa.array(indexes)))
         return pa.concat_tables(parts)
 
-    def may_hold(self, schema: Schema, bounds: Bounds) -> list[int]:
+    def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
         """Return the row groups whose statistics do not rule out rows within the bounds of these columns."""
-        there, metadata = self._physical(), self.file.metadata
+        there, metadata = self._file_schema(), self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
@@ -159,9 +161,9 @@ class DataReader:
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
-    def _physical(self) -> Schema:
+    def _file_schema(self) -> Schema:
         """Return the schema of the file itself."""
-        text = self.reader.properties.get(NAME_MAPPING)
+        text = self.reader.properties.get(NAME_MAPPING_PROPERTY)
         mapping = parse_mapping_from_json(text) if text else None
         return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
 
@@ -183,7 +185,7 @@ class TaskRun(ABC):
     def __post_init__(self) -> None:
         target = self.context.target
         self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
-        self.reader = Reader(self.io, target.properties, self.on_progress)
+        self.reader = TableFileReader(self.io, target.properties, self.on_progress)
         self.schema = Schema.model_validate_json(target.schema_json)
         self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
         self.windows = Counter[int]()
@@ -237,7 +239,9 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
     if statistics is None or not statistics.has_min_max:
         return True
     lowest, greatest = statistics.min, statistics.max
-    if not all(type(value) is type(end) and type(value) in COMPARED for value in (lowest, greatest) for end in ends):
+    if not all(
+        type(value) is type(end) and type(value) in COMPARABLE_TYPES for value in (lowest, greatest) for end in ends
+    ):
         return True
     return bool(lowest <= ends[1] and ends[0] <= greatest)
 
@@ -249,7 +253,7 @@ def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, f
     """
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
-    rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES)
+    rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)
     with io.new_output(path).create(overwrite=True) as out:
         pq.write_table(rows, out, compression="zstd", store_schema=False)
         size = out.tell()

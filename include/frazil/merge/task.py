@@ -12,26 +12,26 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.no_rows import no_rows
-from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
-from frazil.merge.contract import Counts, MergeContext, MergeResult, MergeTask, RowRemoval, TableFile
-from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
-from frazil.merge.outcome import (
-    delete_mask,
-    fill_left_out,
+from frazil.ingest.empty_tables import empty_table
+from frazil.merge.change_outcomes import (
+    fill_left_out_columns,
+    find_deletes,
+    find_renewed_rows,
+    find_stale_changes,
+    find_unchanged_rows,
     keep_newer_row_values,
-    renewed_rows,
-    stale_changes,
-    unchanged_rows,
 )
+from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
+from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
+from frazil.merge.locate import KeyIndex, LocatedRows, locate_rows
 from frazil.merge.repeats import RepeatsRun
-from frazil.merge.table_files import TaskRun, arrow_schema, write_position_deletes
+from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_position_deletes
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 """Stands for a row without an event time."""
 
 
-def merge(
+def run_merge_task(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
     """Run the task. Raises the storage's errors; the files of a failed task are removed if possible.
@@ -57,12 +57,12 @@ class _MergeRun(TaskRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ids = {field.name: field.field_id for field in self.schema.fields}
-        self.counts = Counts()
+        self.counts = MergeCounts()
 
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
         changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
-        none = no_rows(arrow_schema(changes_schema))
+        none = empty_table(nullable_arrow_schema(changes_schema))
         changes = pa.concat_tables([none, *(self.reader.read_rows(path, changes_schema) for path in task.changes)])
         newest = find_newest_changes(changes, rules, self.ids)
         del changes
@@ -74,7 +74,7 @@ class _MergeRun(TaskRun):
         leaving = list(self._match_files(newest, matched))
         if last:
             rows = newest.without(matched).rows
-            deletes = delete_mask(rows)
+            deletes = find_deletes(rows)
             self._count(unchanged=int(deletes.sum()), inserted=int((~deletes).sum()))
             self._write_counted(rows.filter(pa.array(~deletes)))
         replaced, dropped = self._remove_rows(leaving)
@@ -106,12 +106,14 @@ class _MergeRun(TaskRun):
         with self.reader.open(located.file.path) as data:
             rows = data.rows_at(self.schema, located.positions)
         changes = newest.rows.take(pa.array(located.changes))
-        changes = fill_left_out(keep_newer_row_values(changes, rows, located.changes, newest, rules), rows, self.ids)
-        old = stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
-        same = unchanged_rows(changes, rows, rules) & ~old
-        gone = delete_mask(changes) & ~old
+        changes = fill_left_out_columns(
+            keep_newer_row_values(changes, rows, located.changes, newest, rules), rows, self.ids
+        )
+        old = find_stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
+        same = find_unchanged_rows(changes, rows, rules) & ~old
+        gone = find_deletes(changes) & ~old
         new = ~old & ~same & ~gone
-        renews = same & renewed_rows(changes, rows, rules)
+        renews = same & find_renewed_rows(changes, rows, rules)
         self._count(
             stale=int((old & first).sum()),
             unchanged=int((same & first).sum()),
@@ -178,7 +180,7 @@ class _MergeRun(TaskRun):
 
     def _count(self, **counts: int) -> None:
         """Add to the counts of the task."""
-        self.counts += dataclasses.replace(Counts(), **counts)
+        self.counts += dataclasses.replace(MergeCounts(), **counts)
 
 
 def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
@@ -199,12 +201,12 @@ MIN_JOINED_FILES = 4
 """Minimum number of small files that are rewritten together."""
 MIN_FILE_BYTES = 64 * 2**10
 """Minimum size in bytes that is assumed for the new file: smaller files cost readers just as much."""
-SMALLER_BYTES = 2**20
+SMALL_FILE_BYTES = 2**20
 """File size in bytes below which the maximum share of deleted rows shrinks in proportion.
 
 A small file is cheap to rewrite, but its delete file costs readers as much as any other.
 """
-ROW_BYTES = 50
+DEFAULT_ROW_BYTES = 50
 """The assumed bytes per row if no file shows the actual size."""
 
 
@@ -222,7 +224,7 @@ def files_to_rewrite(
     rewritten = {
         file.path
         for file, rows in leaving.items()
-        if rows > MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALLER_BYTES)
+        if rows > MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALL_FILE_BYTES)
     }
     return rewritten | _files_to_join(files, rewritten, leaving, new_rows)
 
@@ -246,4 +248,4 @@ def _files_to_join(
 
 def _estimate_bytes(files: Sequence[TableFile], rows: int) -> float:
     records = sum(file.records for file in files)
-    return rows * (sum(file.bytes for file in files) / records if records else ROW_BYTES)
+    return rows * (sum(file.bytes for file in files) / records if records else DEFAULT_ROW_BYTES)

@@ -32,7 +32,7 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
     return whole
 
 
-def offset_runs(found: BitMap64, within: Span) -> Iterator[Span]:
+def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
     """Yield the runs of consecutive offsets in `found`, whose offsets are all in `within`.
 
     Adds an offset to `found`, so pass a copy. The cost grows with the number of runs, not of offsets.
@@ -98,7 +98,7 @@ def covered_offsets(spans: Iterable[Span]) -> BitMap64:
     return whole
 
 
-def union(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
+def unite_offsets(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
     """Return the union of the offsets of several mappings, by topic-partition."""
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import TopicPartition, offset_runs
+from frazil.offsets.spans import TopicPartition, iter_runs
 
-OFFSETS_PER_RUN = 8
+MIN_OFFSETS_PER_RANGE = 8
 """Minimum average length of runs that are added as ranges. Adding a range costs as much as adding about ten offsets."""
 
 
@@ -35,7 +35,7 @@ class OffsetTally:
         """Count more offsets. Offsets must not be negative."""
         values = np.sort(np.asarray(offsets, dtype=np.uint64))
         steps = np.diff(values)
-        piece = _bitmap(values, np.flatnonzero(steps != 1) + 1)
+        piece = _to_bitmap(values, np.flatnonzero(steps != 1) + 1)
         if again := values[1:][steps == 0].tolist():
             self.repeated |= BitMap64(again)
         self.repeated |= self.seen & piece
@@ -58,7 +58,7 @@ Tallies = Mapping[TopicPartition, OffsetTally]
 """The tally of each topic-partition."""
 
 
-def offsets_in(tallies: Tallies, tp: TopicPartition) -> BitMap64:
+def get_offsets(tallies: Tallies, tp: TopicPartition) -> BitMap64:
     """Return the distinct offsets of one topic-partition; empty if it has no tally."""
     return tallies[tp].seen if tp in tallies else BitMap64()
 
@@ -80,15 +80,15 @@ def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTall
 def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
     """Yield the first runs of consecutive offsets as `(first, last)`, both inclusive; at most `limit` runs."""
     if offsets:
-        for start, end in islice(offset_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
+        for start, end in islice(iter_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
             yield start, end - 1
 
 
-def _bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
+def _to_bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:
     """Build a bitmap from sorted offsets and the indexes at which new runs start. Short runs are added offset by
     offset.
     """
-    if len(breaks) * OFFSETS_PER_RUN > len(values):
+    if len(breaks) * MIN_OFFSETS_PER_RANGE > len(values):
         return BitMap64(values)
     whole = BitMap64()
     if len(values):

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-THREADS = 4
+THREADS_PER_GROUP = 4
 """Number of threads that the reads of one group share."""
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
@@ -90,7 +90,7 @@ class PendingAnswer(Generic[T]):
     entry: _CacheEntry
 
 
-class Answers:
+class AnswerCache:
     """The cache of one process.
 
     Each thread enters the context manager `around` once, then works on its group's queue until the queue is empty. The
@@ -100,7 +100,7 @@ class Answers:
     def __init__(
         self,
         *,
-        threads: int = THREADS,
+        threads: int = THREADS_PER_GROUP,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
@@ -121,7 +121,7 @@ class Answers:
         """
         with self._changed:
             now_s = self._monotonic()
-            self._drop_old(now_s)
+            self._drop_unused(now_s)
             one = self._entries.get(key)
             if one is None:
                 one = self._entries[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
@@ -162,7 +162,9 @@ class Answers:
                 self._changed.wait(min(left_s, 0.25))
             return [cast("Answer[T]", self._answer(one)) for one in entries]
 
-    def one(self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float) -> Answer[T]:
+    def fetch_one(
+        self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, within_s: float
+    ) -> Answer[T]:
         """Request one answer, and wait for it for at most `within_s` seconds."""
         return self.gather([self.ask(group, key, read, keep_s=keep_s)], within_s=within_s)[0]
 
@@ -174,7 +176,7 @@ class Answers:
     def forget_all(self, mark: Hashable) -> None:
         """Drop the answer of each key that contains `mark`."""
         with self._changed:
-            for key in [key for key in self._entries if _contains(key, mark)]:
+            for key in [key for key in self._entries if _key_contains(key, mark)]:
                 self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
@@ -231,13 +233,15 @@ class Answers:
                 try:
                     value = one.read()
                 except Exception as error:  # any error of a catalog or a storage is the answer
-                    restart = installed.outdated(error)
+                    restart = installed.explain_outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
                     if restart and problem != one.problem:  # log it once, although the read is repeated
                         log.warning("a read for the operations page failed: %s", problem, exc_info=error)
-                one = self._done(one, value, problem, outdated=restart is not None)
+                one = self._store_result(one, value, problem, outdated=restart is not None)
 
-    def _done(self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool) -> _CacheEntry | None:
+    def _store_result(
+        self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool
+    ) -> _CacheEntry | None:
         with self._changed:
             one.value, one.remembered = (value, False) if problem is None else (one.value, one.remembered)
             one.problem, one.outdated, one.began_s = problem, outdated, None
@@ -249,7 +253,7 @@ class Answers:
             self._changed.notify_all()
             return following
 
-    def _drop_old(self, now_s: float) -> None:
+    def _drop_unused(self, now_s: float) -> None:
         """Drop answers that have not been requested for a long time."""
         if now_s - self._swept_s < SWEEP_INTERVAL_S:  # this runs for each of hundreds of requests
             return
@@ -259,5 +263,5 @@ class Answers:
                 del self._entries[key]
 
 
-def _contains(key: Hashable, mark: Hashable) -> bool:
-    return key == mark or (isinstance(key, tuple) and any(_contains(part, mark) for part in key))
+def _key_contains(key: Hashable, mark: Hashable) -> bool:
+    return key == mark or (isinstance(key, tuple) and any(_key_contains(part, mark) for part in key))

@@ -11,12 +11,12 @@ from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
-SHOWN = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
+SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 """The length of the period that a calendar shows, by grain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class DelayReason:
     """One reason why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
 
     kind: str
@@ -24,7 +24,7 @@ class Holder:
     why: str = ""
 
 
-def complete_without_holes_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
+def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
     """Return the end of the last window before which no window is open or held.
 
     `bound_us` is the time up to which all feeds are complete; None while that is unknown, and then the result is None.
@@ -32,30 +32,30 @@ def complete_without_holes_us(bound_us: int | None, held: Collection[int], grain
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
-def find_holders(
+def find_delay_reasons(
     feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
-) -> tuple[Holder, ...]:
+) -> tuple[DelayReason, ...]:
     """Return a reason for each feed that delays the next window, then for each window that a gate holds.
 
     `following` is the next window; None while a watermark is unknown. As long as that window is not over, the only
     reason besides gates is the time.
     """
-    feeds, gates = tuple(feeds), tuple(Holder("gate", key) for key in held)
+    feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
-        return (Holder("time", f"the {following.grain} is not over"), *gates)
+        return (DelayReason("time", f"the {following.grain} is not over"), *gates)
     waiting = feeds_behind(feeds, following) if following else tuple(f for f in feeds if f.watermark_us is None)
-    return (*map(_holder, waiting), *gates)
+    return (*map(_delay_reason, waiting), *gates)
 
 
-def _holder(feed: Feed) -> Holder:
+def _delay_reason(feed: Feed) -> DelayReason:
     if feed.problem:
-        return Holder("stream", feed.stream, "cannot be read")
+        return DelayReason("stream", feed.stream, "cannot be read")
     if feed.waiting_us is not None and feed.complete_until_us == feed.waiting_us:
-        return Holder("stream", feed.stream, "has rows on a branch")
+        return DelayReason("stream", feed.stream, "has rows on a branch")
     if feed.holding_back is not None:
         topic, partition = feed.holding_back
-        return Holder("topic-partition", f"{topic}-{partition}")
-    return Holder("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")
+        return DelayReason("topic-partition", f"{topic}-{partition}")
+    return DelayReason("stream", feed.stream, "has not started" if feed.watermark_us is None else "is idle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,16 @@ def build_calendar(
 ) -> Calendar:
     """Return a calendar of the signalled windows and the open windows after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
-    from_us = until_us - SHOWN[grain] // timedelta(microseconds=1)
+    from_us = until_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
     begin_us = max(from_us, min(first_us, through_us))
-    cells = [_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)]
+    cells = [
+        _signal_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)
+    ]
     return Calendar(grain, tuple(cells), waits_for)
 
 
-def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
+def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
     """Return the cell of a signalled or open window."""
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
@@ -109,27 +111,27 @@ def _cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
     return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
 
 
-def partition_calendar(
+def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
     """Return a calendar of hourly or daily partitions up to now; None for a table with other partitions.
 
     `staged` are the partitions of open backfills.
     """
-    found, waiting = _by_window(partitions, now_us), _by_window(staged, now_us)
+    found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:
         return None
     grain = min((window.grain for window in windows), key=lambda grain: grain.us)
     alike = [window for window in windows if window.grain is grain]
     first, last = min(alike), max(alike)
-    begin_us = max(first.start_us, last.end_us - SHOWN[grain] // timedelta(microseconds=1))
+    begin_us = max(first.start_us, last.end_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1))
     cells = [_partition_cell(w, found.get(w, ()), now_us=now_us) for w in windows_between(grain, begin_us, last.end_us)]
     shown = {window.key for window in waiting}
     return Calendar(grain, tuple(replace(cell, backfilled=cell.key in shown) for cell in cells), None)
 
 
-def _by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
+def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
     """Group partitions by window. Windows in the future come from wrong clocks, and are dropped."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:

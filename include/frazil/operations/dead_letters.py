@@ -12,25 +12,25 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.dead_letter_counts import (
     HOUR_MS,
-    NO_CHANGES,
-    Changes,
+    UNCHANGED_COUNTS,
+    CountChanges,
     Counts,
-    dead_letter_changes,
+    parse_dead_letter_summary,
     span_start,
     sum_by_span,
 )
 from frazil.commit.history import ancestors, commit_records, merge_counts
-from frazil.commit.reasons import Reason, Reasons, parse_reasons
+from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since
 
-COMMITTED_MS = 600_000
+USUAL_COMMIT_DELAY_MS = 600_000
 """Milliseconds within which a record is usually committed after it was rejected."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedRecords:
     """Records of one error class that were rejected in the last day."""
 
     reason: str
@@ -47,7 +47,7 @@ class Treatment:
 
     at_ms: int
     sentence: str
-    changes: Changes
+    changes: CountChanges
 
     @property
     def happened(self) -> HistoryEvent:
@@ -70,7 +70,7 @@ def find_treatments(
             sentence = f"dead letters were discarded by {by}: {why}"
         else:
             continue
-        found.append(Treatment(snapshot.timestamp_ms, sentence, dead_letter_changes(summary)))
+        found.append(Treatment(snapshot.timestamp_ms, sentence, parse_dead_letter_summary(summary)))
     return found[::-1]
 
 
@@ -91,11 +91,13 @@ def _replay_sentence(summary: Mapping[str, str] | None) -> str:
         return "dead letters were replayed"
     repeated = merge_counts(summary).get("repeated", 0)
     dropped = f" {repeated:,} repeated a row and {'was' if repeated == 1 else 'were'} dropped," if repeated else ""
-    rows = counted(int(landed) - repeated, "record")
+    rows = format_count(int(landed) - repeated, "record")
     return f"dead letters were replayed: {rows} landed,{dropped} {int(failed):,} failed again"
 
 
-def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int) -> list[Rejected]:
+def count_rejected(
+    main: TableMetadata, stream: str, treatments: Sequence[Treatment], *, now_ms: int
+) -> list[RejectedRecords]:
     """Count the last day's rejected records by error class, and how many of them are still dead letters.
 
     The highest count comes first. The count begins later than a day ago if older snapshots have expired or the stream
@@ -105,36 +107,38 @@ def count_rejected(main: TableMetadata, stream: str, treatments: Sequence[Treatm
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
     since = [one for one in treatments if one.at_ms >= begin_ms]
-    span = max((one.changes.span for one in since), default=NO_CHANGES.span)
-    first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - COMMITTED_MS, begin_ms))
+    span = max((one.changes.span for one in since), default=UNCHANGED_COUNTS.span)
+    first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - USUAL_COMMIT_DELAY_MS, begin_ms))
     reasons: dict[str, Reason] = {}
     there, of_first = Counter[str](), Counter[str]()
-    for at_ms, found, changes in _changes(main, stream, since, begin_ms=begin_ms):
+    for at_ms, found, changes in _list_changes(main, stream, since, begin_ms=begin_ms):
         for name, summary in found.items():
             reasons[name] = reasons.get(name, Reason(0)) + summary
             there[name] += summary.count
-            of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + COMMITTED_MS else 0
-        for name, change in _changes_since(range(first, last + 1), of_first, sum_by_span(changes.by, span)).items():
+            of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
+        for name, change in _sum_counted_changes(
+            range(first, last + 1), of_first, sum_by_span(changes.by, span)
+        ).items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))
             elif known := reasons.get(name):
                 reasons[name] = Reason(known.count)
-    rejected = [Rejected(name, found.count, found.places, there[name]) for name, found in reasons.items()]
+    rejected = [RejectedRecords(name, found.count, found.places, there[name]) for name, found in reasons.items()]
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
 
 
-def _changes(
+def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
-) -> Iterator[tuple[int, Reasons, Changes]]:
+) -> Iterator[tuple[int, Reasons, CountChanges]]:
     """Yield the time, rejections and changes of each batch, replay and discard since `begin_ms`, oldest first."""
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    found = [(batch.timestamp_ms, parse_reasons(snapshot_summary(batch)), NO_CHANGES) for batch in batches]
-    treated: list[tuple[int, Reasons, Changes]] = [(one.at_ms, {}, one.changes) for one in treatments]
+    found = [(batch.timestamp_ms, parse_reasons(snapshot_summary(batch)), UNCHANGED_COUNTS) for batch in batches]
+    treated: list[tuple[int, Reasons, CountChanges]] = [(one.at_ms, {}, one.changes) for one in treatments]
     return iter(sorted([*found, *treated], key=lambda one: one[0]))
 
 
-def _changes_since(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
+def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
     """Sum the changes of a replay or discard by error class, from the hours of `first` on.
 
     `counts` has each change at the first hour of its span. Part of the hours in `first` are before the counted period.

@@ -18,51 +18,51 @@ from pyiceberg.table.metadata import TableMetadata
 from frazil import clock
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
 from frazil.commit.marker import read_marker
-from frazil.commit.opened import read_stream
+from frazil.commit.open_streams import read_stream
 from frazil.errors import MarkerUnreadable
 from frazil.history.objects import read_table_history as past_of
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
-from frazil.maintenance.due import due
+from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure
-from frazil.maintenance.outcomes import read_past
+from frazil.maintenance.outcomes import read_outcomes
 from frazil.maintenance.routed import route_tables
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.calendar import (
-    SHOWN,
+    SHOWN_PERIODS,
     Calendar,
     build_calendar,
-    complete_without_holes_us,
-    find_holders,
-    partition_calendar,
+    build_partition_calendar,
+    find_complete_end_us,
+    find_delay_reasons,
 )
-from frazil.operations.offers import Standing
 from frazil.operations.overview import Windows
-from frazil.operations.stream_view import History, read_table_history
+from frazil.operations.possible_actions import ActionState
+from frazil.operations.stream_view import TableHistory, build_table_history
 from frazil.operations.table_view import Shape, build_shape
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time
 from frazil.partitions.windows import Window
-from frazil.signals.completion import assess
+from frazil.signals.completion import assess_table
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
+from frazil.spec.references import resolve_kafka_properties
 from frazil.status.state import StreamState
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.table.branches import MAIN, head_of
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
-KAFKA_ANSWERS_WITHIN_S = 5.0
+KAFKA_TIMEOUT_S = 5.0
 MAX_FILES = 20_000
 """Maximum number of files for which a histogram of file sizes is read, because it needs every manifest entry."""
 
 
 def fetch_stream(spec: StreamSpec) -> StreamState:
-    return stream_state(spec, now_ms=clock.now_ms())
+    return read_stream_state(spec, now_ms=clock.now_ms())
 
 
 def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
@@ -70,21 +70,21 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
 
     `specs` are the declarations of all streams that feed the table.
     """
-    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
+    seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return None
     bound, cursor = complete_until_us(seen.feeds), seen.signals.cursor
     held_us = cursor.held if cursor else frozenset()
     held = sorted(Window(us, cursor.grain).key for us in held_us) if cursor else []
-    complete_us = complete_without_holes_us(bound, held_us, seen.grain)
+    complete_us = find_complete_end_us(bound, held_us, seen.grain)
     complete = None if complete_us is None else format_time(complete_us)
     through_us = seen.decision.through_us
     following = None if through_us is None else Window.containing(through_us, seen.grain)
-    holders = find_holders(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
+    holders = find_delay_reasons(seen.feeds, following, held, now_us=clock.now_ms() * 1000)
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders)
 
 
-def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
+def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
     """Read a stream's commits and its recorded history of the last `past_ms`; None if its table does not exist."""
     table = load_stream_table(spec)
     if table is None:
@@ -95,27 +95,27 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> History | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
-    dead_letters = _dead_letters(table, spec)
-    return read_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
+    dead_letters = _load_dead_letter_metadata(table, spec)
+    return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
-def _dead_letters(table: Table, spec: StreamSpec) -> TableMetadata | None:
+def _load_dead_letter_metadata(table: Table, spec: StreamSpec) -> TableMetadata | None:
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
         return None
 
 
-def fetch_standing(spec: StreamSpec) -> Standing:
+def fetch_action_state(spec: StreamSpec) -> ActionState:
     """Read the state of a stream's table that its actions depend on. Raises the errors of `read_stream` and of
     markers.
     """
     table = read_stream(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
-    return Standing(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
+    return ActionState(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 
 
-def fetch_routed(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
+def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
     """Return the tables of a stream's route, as a mapping of identifiers to names. `specs` are all declared streams."""
     if spec.route is None:
         return {}
@@ -136,9 +136,9 @@ def fetch_shape(table: MaintainedTable) -> tuple[Shape, Calendar | None] | None:
         for backfill in _open_backfills(now):
             manifests = _manifests(now, branch_name(backfill.stream))
             staged += read_partitions(now, manifests, table, target_bytes=target)
-    answers, past = due(health, table.settings), read_past(now)
+    answers, past = find_due_actions(health, table.settings), read_outcomes(now)
     shape = build_shape(now.metadata, health, answers, sizes=sizes, past=past, settings=table.settings)
-    return shape, partition_calendar(partitions, staged, now_us=now_ms * 1000)
+    return shape, build_partition_calendar(partitions, staged, now_us=now_ms * 1000)
 
 
 def _manifests(table: Table, branch: str = MAIN) -> list[ManifestFile]:
@@ -158,11 +158,11 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
     `specs` are the declarations of all streams that feed the table.
     """
-    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
+    seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     cursor = seen.signals.cursor if seen else None
     if seen is None or cursor is None:
         return None
-    since_us = cursor.through_us - SHOWN[seen.grain] // timedelta(microseconds=1)
+    since_us = cursor.through_us - SHOWN_PERIODS[seen.grain] // timedelta(microseconds=1)
     signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
     now_us = clock.now_ms() * 1000
     return build_calendar(
@@ -170,7 +170,7 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     )
 
 
-def fetch_signals(spec: StreamSpec) -> Cursor | None:
+def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
     """Read the cursor of a table's signals: the time up to which windows are signalled, and the held windows.
 
     Returns None before the first signal.
@@ -182,10 +182,10 @@ def fetch_writers(spec: StreamSpec) -> Observation:
     return open_launcher(spec.name).observe()
 
 
-def fetch_topics(spec: StreamSpec) -> Mapping[TopicPartition, int]:
+def fetch_end_offsets(spec: StreamSpec) -> Mapping[TopicPartition, int]:
     """Read the end offset of each topic-partition. Raises Kafka's errors."""
-    from frazil.kafka.admin import KafkaOffsets  # librdkafka, which few requests need
+    from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few requests need
 
-    properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
-    with KafkaOffsets(properties, spec.source.reads, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
+    properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
+    with KafkaAdmin(properties, spec.source.reads, timeout_s=KAFKA_TIMEOUT_S) as kafka:
         return kafka.ends(kafka.describe().partitions)

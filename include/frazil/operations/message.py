@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
-from frazil.maintenance.alert_rules import RUNBOOK, runbook_link
-from frazil.safe_text import safe
-from frazil.timetext import utc
+from frazil.maintenance.alert_rules import DEFAULT_RUNBOOK, runbook_link
+from frazil.safe_text import escape_unsafe
+from frazil.timetext import format_utc
 
 MAX_LISTED = 10
 """Maximum number of alerts listed in one message; the others are counted."""
@@ -28,18 +28,18 @@ MAX_SENTENCE_CHARACTERS = 4_000
 MAX_TITLE_CHARACTERS = 200
 MAX_KEY_CHARACTERS = 255
 """PagerDuty's maximum length of a deduplication key."""
-SEVERAL = "frazil/several"
+SEVERAL_KEY = "frazil/several"
 """The deduplication key of every message about several alerts."""
-MAX_RULES = 5
+MAX_TITLE_RULES = 5
 """Maximum number of rules that a title names."""
-NOT_WRITING = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
+NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waiting-batches", "freshness", "lag")
 """Rules whose alerts mean that a stream does not write, causes first. A stream's alerts of these rules are one
 incident.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class ReportedProblem:
     """One alert or one failed task in a message."""
 
     name: str
@@ -65,13 +65,13 @@ class Trouble:
         stream = rule_subject if name in {"freshness", "lag"} else ""
         about = f"stream {stream} of {subject}" if stream else subject.removeprefix("care of ")
         return cls(
-            name=_line(name, MAX_TITLE_CHARACTERS) or "an alert",
-            about=_line(about, MAX_TITLE_CHARACTERS),
-            sentence=_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
+            name=_one_line(name, MAX_TITLE_CHARACTERS) or "an alert",
+            about=_one_line(about, MAX_TITLE_CHARACTERS),
+            sentence=_one_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
             since_ms=since if isinstance(since, int) else None,
-            runbook=_line(_served(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS),
+            runbook=_one_line(_served(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS),
             page=page and f"{page}#{_page_path(stream, subject)}",
-            key=_key(f"frazil/{_incident(alert) or f'{subject}/{rule}'}"),
+            key=_bounded_key(f"frazil/{_incident_of(alert) or f'{subject}/{rule}'}"),
             alone=alert.get("alone") is not False,
         )
 
@@ -80,7 +80,7 @@ class Trouble:
 class Message:
     """A notification. Templates use its properties: `{{ frazil.title }}`, `{{ frazil.slack }}`."""
 
-    troubles: tuple[Trouble, ...]
+    troubles: tuple[ReportedProblem, ...]
     """The alerts, or the one failed task; never empty."""
     key: str
     """PagerDuty's `dedup_key`, the same when an alert fires and when it resolves."""
@@ -106,11 +106,13 @@ class Message:
         over = "over: " if self.is_over else ""
         if len(self.troubles) == 1:
             (one,) = self.troubles
-            return _line(f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), MAX_TITLE_CHARACTERS)
+            return _one_line(
+                f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), MAX_TITLE_CHARACTERS
+            )
         kinds = Counter(one.name for one in self.troubles).most_common()
-        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_RULES])
-        more = ", …" if len(kinds) > MAX_RULES else ""
-        return _line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
+        counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
+        more = ", …" if len(kinds) > MAX_TITLE_RULES else ""
+        return _one_line(f"frazil: {over}{len(self.troubles):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
 
     @property
     def text(self) -> str:
@@ -118,22 +120,22 @@ class Message:
         blocks = [self.title]
         for one in self._listed():
             head = [f"{one.name}, {one.about}"] if len(self.troubles) > 1 else []
-            facts = [f"{name}: {value}" for name, value in self._facts(one)]
-            blocks.append("\n".join([*head, self._sentence(one), *facts]))
-        return "\n\n".join([*blocks, *self._rest()])
+            facts = [f"{name}: {value}" for name, value in self._list_facts(one)]
+            blocks.append("\n".join([*head, self._short_sentence(one), *facts]))
+        return "\n\n".join([*blocks, *self._closing_lines()])
 
     @property
     def slack(self) -> str:
         """The message in Slack's markup."""
-        blocks = [f"*{_slack(self.title)}*"]
+        blocks = [f"*{_escape_slack(self.title)}*"]
         for one in self._listed():
-            head = [f"*{_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
+            head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.troubles) > 1 else []
             facts = [
-                f"<{value}|{name}>" if _is_address(value) else f"{name}: {_slack(value)}"
-                for name, value in self._facts(one)
+                f"<{value}|{name}>" if _is_url(value) else f"{name}: {_escape_slack(value)}"
+                for name, value in self._list_facts(one)
             ]
-            blocks.append("\n".join([*head, _slack(self._sentence(one)), " · ".join(facts)]))
-        return "\n\n".join([*blocks, *map(_slack, self._rest())])
+            blocks.append("\n".join([*head, _escape_slack(self._short_sentence(one)), " · ".join(facts)]))
+        return "\n\n".join([*blocks, *map(_escape_slack, self._closing_lines())])
 
     @property
     def html(self) -> str:
@@ -143,13 +145,13 @@ class Message:
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""
             facts = "<br>".join(
                 f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
-                if _is_address(value)
+                if _is_url(value)
                 else f"{name}: {html.escape(value)}"
-                for name, value in self._facts(one)
+                for name, value in self._list_facts(one)
             )
-            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._sentence(one)))
+            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._short_sentence(one)))
             blocks.append(f"<p>{head}{sentence}<br>{facts}</p>")
-        return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._rest())])
+        return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
         """Return a message for each alert; if more than `MAX_SEPARATE` fire, the others share one message.
@@ -160,23 +162,25 @@ class Message:
         made = [replace(self, troubles=(one,), key=one.key) for one in alone]
         rest = self.troubles if self.is_over else tuple(one for one in self.troubles if one not in alone)
         if rest and (not self.is_over or self.standing == 0):
-            made.append(replace(self, troubles=rest, key=SEVERAL))
+            made.append(replace(self, troubles=rest, key=SEVERAL_KEY))
         return tuple(made)
 
-    def _listed(self) -> tuple[Trouble, ...]:
+    def _listed(self) -> tuple[ReportedProblem, ...]:
         return self.troubles[:MAX_LISTED]
 
-    def _sentence(self, one: Trouble) -> str:
-        return _line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed()))
+    def _short_sentence(self, one: ReportedProblem) -> str:
+        return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed()))
 
-    def _facts(self, one: Trouble) -> list[tuple[str, str]]:
+    def _list_facts(self, one: ReportedProblem) -> list[tuple[str, str]]:
         since = (
-            [("was active since" if self.is_over else "since", utc(one.since_ms))] if one.since_ms is not None else []
+            [("was active since" if self.is_over else "since", format_utc(one.since_ms))]
+            if one.since_ms is not None
+            else []
         )
         page = one.page or "Streams, in Airflow's navigation"
         return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
 
-    def _rest(self) -> list[str]:
+    def _closing_lines(self) -> list[str]:
         more = len(self.troubles) - MAX_LISTED
         lines = [f"And {more:,} more: {self.overview or 'see Streams, in Airflow'}"] if more > 0 else []
         if self.standing is not None and (self.is_over or self.standing > len(self.troubles)):
@@ -192,45 +196,45 @@ def build_message(
     `active` are all active alerts, including those that fired. The alerts of a stream that does not write are one
     incident. Only its first alert is reported, and its end only when none of its alerts is active.
     """
-    changed = _once_for_each_incident([*alerts], active, is_over=is_over)
-    troubles = tuple(Trouble.from_alert(alert, page=overview) for alert in changed)
+    changed = _select_reported([*alerts], active, is_over=is_over)
+    troubles = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
     standing = len(active)
     if not troubles:
         return None
-    key = troubles[0].key if len(troubles) == 1 else SEVERAL
+    key = troubles[0].key if len(troubles) == 1 else SEVERAL_KEY
     return Message(troubles, key, is_over, standing, overview)
 
 
-def _incident(alert: Mapping[str, Any]) -> str:
+def _incident_of(alert: Mapping[str, Any]) -> str:
     """Return the incident of an alert about a stream that does not write; empty for any other alert."""
     subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
     stream = of or (name if kind == "stream" else "")
-    return f"stream {stream}/not writing" if stream and rule in NOT_WRITING else ""
+    return f"stream {stream}/not writing" if stream and rule in NOT_WRITING_RULES else ""
 
 
-def _once_for_each_incident(
+def _select_reported(
     changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
 ) -> list[Mapping[str, Any]]:
     """Return the changed alerts to report. An incident is reported when its first alert fires and when its last one
     resolves.
     """
     fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
-    standing = {_incident(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
+    standing = {_incident_of(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
     first: dict[str, Mapping[str, Any]] = {}
-    for one in sorted(changed, key=_cause_first):
-        first.setdefault(_incident(one), one)
+    for one in sorted(changed, key=_cause_order):
+        first.setdefault(_incident_of(one), one)
     reported = {incident: one for incident, one in first.items() if incident and incident not in standing}
-    return [one for one in changed if not _incident(one) or one is reported.get(_incident(one))]
+    return [one for one in changed if not _incident_of(one) or one is reported.get(_incident_of(one))]
 
 
-def _cause_first(alert: Mapping[str, Any]) -> int:
+def _cause_order(alert: Mapping[str, Any]) -> int:
     """Return a sort key that puts causes before their consequences."""
     rule = str(alert.get("rule", "")).partition(":")[0]
-    return NOT_WRITING.index(rule) if rule in NOT_WRITING else 0
+    return NOT_WRITING_RULES.index(rule) if rule in NOT_WRITING_RULES else 0
 
 
-def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
+def build_failed_task_message(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
     *,
     dag_id: str,
     task: str,
@@ -245,28 +249,28 @@ def failed_task(  # noqa: PLR0913 - what Airflow has about it, each in a keyword
 
     `task` is the task's id, with the label of a mapped instance.
     """
-    trouble = _run_trouble(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
-    about = _line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
+    trouble = _run_problem(f"{dag_id}: {task} failed", error, f"{dag_id}/{task}", page_path(stream, table), overview)
+    about = _one_line(f"stream {stream}" if stream else table or "", MAX_TITLE_CHARACTERS)
     trouble = replace(trouble, about=about, since_ms=since_ms, log=log)
     return Message((trouble,), trouble.key, overview=overview)
 
 
-def late_run(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
+def build_late_run_message(*, dag_id: str, sentence: str, since_ms: int | None, run: str, overview: str) -> Message:
     """Return the message about a run past its deadline. `run` is the run's URL; the run was queued at `since_ms`."""
-    trouble = _run_trouble(f"{dag_id}: late", sentence, f"{dag_id}/late", "/", overview)
+    trouble = _run_problem(f"{dag_id}: late", sentence, f"{dag_id}/late", "/", overview)
     trouble = replace(trouble, since_ms=since_ms, log=run)
     return Message((trouble,), trouble.key, overview=overview)
 
 
-def _run_trouble(name: str, sentence: str, key: str, path: str, overview: str) -> Trouble:
-    return Trouble(
-        name=_line(name, MAX_TITLE_CHARACTERS),
+def _run_problem(name: str, sentence: str, key: str, path: str, overview: str) -> ReportedProblem:
+    return ReportedProblem(
+        name=_one_line(name, MAX_TITLE_CHARACTERS),
         about="",
-        sentence=_line(sentence, MAX_SENTENCE_CHARACTERS),
+        sentence=_one_line(sentence, MAX_SENTENCE_CHARACTERS),
         since_ms=None,
         runbook=_served(runbook_link("runs"), overview),
         page=overview and f"{overview}#{path}",
-        key=_key(f"frazil/{key}"),
+        key=_bounded_key(f"frazil/{key}"),
     )
 
 
@@ -285,38 +289,38 @@ def _page_path(stream: str, subject: str) -> str:
 
 def _served(runbook: str, overview: str) -> str:
     """Return the address at which the operations page serves frazil's own runbook; a team's runbook stays itself."""
-    if not overview or not runbook.startswith(RUNBOOK):
+    if not overview or not runbook.startswith(DEFAULT_RUNBOOK):
         return runbook
-    return urljoin(overview, f"runbook.html{runbook.removeprefix(RUNBOOK)}")
+    return urljoin(overview, f"runbook.html{runbook.removeprefix(DEFAULT_RUNBOOK)}")
 
 
-def _line(text: str, limit: int) -> str:
+def _one_line(text: str, limit: int) -> str:
     """Reduce a text to one line of at most `limit` printable characters."""
-    line = safe(" ".join(text.split()), lines=False)
+    line = escape_unsafe(" ".join(text.split()), lines=False)
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def _key(text: str) -> str:
+def _bounded_key(text: str) -> str:
     if len(text) <= MAX_KEY_CHARACTERS:
         return text
     return f"{text[: MAX_KEY_CHARACTERS - 17]}/{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
 
 
-def _slack(text: str) -> str:
+def _escape_slack(text: str) -> str:
     """Escape Slack's control characters, and replace formatting marks that would take effect.
 
     Slack has no escape for a formatting mark, so a similar-looking character replaces it. Marks within a word, as in
     `my_table_name`, and marks between backquotes have no effect in Slack, and are kept.
     """
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
-    parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_ALIKE), plain) for plain in parts[::2]]
+    parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_SIMILAR_MARKS), plain) for plain in parts[::2]]
     return "".join(parts)
 
 
 _CODE = re.compile(r"(?<![A-Za-z0-9`])(`[^`\s](?:[^`]*[^`\s])?`)(?![A-Za-z0-9`])")
 _MARKS = re.compile(r"(?<![A-Za-z0-9])[*_~]|[*_~](?![A-Za-z0-9])|`")
-_ALIKE = str.maketrans("*_~`", "\u2217\u02cd\u223c\u02cb")
+_SIMILAR_MARKS = str.maketrans("*_~`", "\u2217\u02cd\u223c\u02cb")
 
 
-def _is_address(text: str) -> bool:
+def _is_url(text: str) -> bool:
     return re.fullmatch(r"https?://[^\s<>|\"]+", text) is not None

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from frazil.maintenance.alert_rules import runbook_link
-from frazil.operations.calendar import Holder
+from frazil.operations.calendar import DelayReason
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
-from frazil.status.derive import freshness_ms, promise_ms
+from frazil.spec.units import format_count
+from frazil.status.derive import freshness_limit_ms, freshness_ms
 from frazil.status.state import Level, State, StreamState
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 NOT_MEASURED = "not measured"
 """Stands in place of a table's due actions if the table could not be measured."""
@@ -31,7 +31,7 @@ GRACE_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class StandingAlert:
+class ActiveAlert:
     """An active alert from the last measurement of `frazil_health`."""
 
     subject: str
@@ -43,7 +43,7 @@ class StandingAlert:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class OpenProblem:
     """A problem that an operator should fix. `runbook` is the URL or path of its runbook entry."""
 
     sentence: str
@@ -70,7 +70,7 @@ class Windows:
     """The end of the last window before which no window is open or held."""
     waits_for: str
     held: tuple[str, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[DelayReason, ...] = ()
     """Why the next window is not complete yet."""
 
 
@@ -97,14 +97,14 @@ class StreamReading:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OverviewLine:
     """One stream of the overview. Unknown values are None."""
 
     stream: str
     table: str | None
     level: Level
     word: str
-    needs: tuple[Need, ...] = ()
+    needs: tuple[OpenProblem, ...] = ()
     """Problems, most urgent first."""
     notes: tuple[str, ...] = ()
     application: str | None = None
@@ -138,11 +138,11 @@ class Overview:
     """The lines of all streams, and notes that concern all streams."""
 
     at_ms: int
-    lines: tuple[Line, ...]
+    lines: tuple[OverviewLine, ...]
     pending: bool = False
     """Whether some streams are still being read, so that the page should refresh soon."""
     notes: tuple[str, ...] = ()
-    needs: tuple[Need, ...] = ()
+    needs: tuple[OpenProblem, ...] = ()
     """Problems that do not belong to one stream."""
     airflow: tuple[str, ...] = ()
     """A sentence for each Airflow component without a recent heartbeat."""
@@ -151,11 +151,11 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class RelatedState:
     """What is known about a stream apart from its status: its table's windows and health, its DAGs and alerts."""
 
     windows: Windows | None = None
-    alerts: Sequence[StandingAlert] = ()
+    alerts: Sequence[ActiveAlert] = ()
     health: Health | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of the stream's tables on the page, by identifier."""
@@ -164,24 +164,24 @@ class Around:
     windows_problem: str | None = None
 
 
-def headline(lines: Sequence[Line], *, airflow: Collection[str] = ()) -> str:
+def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
     """Return a summary of all streams, empty without streams.
 
     `airflow` has a sentence for each Airflow component without a recent heartbeat.
     """
     levels = Counter(line.level for line in lines)
-    needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], counted(len(lines), "stream")
+    needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
         return ""
     if needing:
         return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
-        return f"Loading {counted(loading, 'stream')}"
+        return f"Loading {format_count(loading, 'stream')}"
     return "No stream needs attention, but Airflow does" if airflow else _calm_headline(lines)
 
 
-def _calm_headline(lines: Sequence[Line]) -> str:
-    one, of = len(lines) == 1, counted(len(lines), "stream")
+def _calm_headline(lines: Sequence[OverviewLine]) -> str:
+    one, of = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
         return "The stream has not started yet" if one else f"None of {of} has started yet"
@@ -190,23 +190,25 @@ def _calm_headline(lines: Sequence[Line]) -> str:
     return "The stream is well" if one else f"All {of} are well"
 
 
-def build_line(name: str, spec: StreamSpec | None, reading: StreamReading, around: Around, *, now_ms: int) -> Line:
+def build_line(
+    name: str, spec: StreamSpec | None, reading: StreamReading, around: RelatedState, *, now_ms: int
+) -> OverviewLine:
     """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
     windows = around.windows
     if spec is None:
-        needs = tuple(Need(line, runbook_link("declaration")) for line in reading.broken.splitlines())
-        return Line(name, None, Level.BROKEN, "declaration broken", needs)
+        needs = tuple(OpenProblem(line, runbook_link("declaration")) for line in reading.broken.splitlines())
+        return OverviewLine(name, None, Level.BROKEN, "declaration broken", needs)
     status = reading.status
-    state = _state(spec, reading, now_ms=now_ms)
-    needs = (*_needs(state, reading, around), *_unsupervised(state, status, around.paused_dag))
-    line = Line(
+    state = _shown_state(spec, reading, now_ms=now_ms)
+    needs = (*_open_problems(state, reading, around), *_paused_dag_problem(state, status, around.paused_dag))
+    line = OverviewLine(
         name,
         around.names.get(spec.table.identifier, spec.table.identifier),
         min(state.level, Level.TROUBLE) if needs else state.level,
         state.state,
         needs,
         application=spec.application,
-        promise_ms=promise_ms(spec),
+        promise_ms=freshness_limit_ms(spec),
         windows=windows,
         has_windows=spec.window is not None,
         health=None if reading.outdated or reading.problem else around.health,
@@ -233,7 +235,7 @@ def build_line(name: str, spec: StreamSpec | None, reading: StreamReading, aroun
     )
 
 
-def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamState:
+def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamState:
     shown = partial(StreamState, spec.name, spec.table.identifier)
     if reading.outdated:
         return shown(State.RESTART_NEEDED, Level.TROUBLE, reading.outdated)
@@ -241,7 +243,7 @@ def _state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> StreamSt
     if reading.silent_since_ms is not None and (reading.status is None or waited_ms >= GRACE_MS):
         sources = f"The catalog {spec.table.catalog or 'default'}, its storage, or Kafka"
         level = Level.TROUBLE if waited_ms >= GRACE_MS else Level.UNKNOWN
-        sentence = f"{sources} has not responded since {utc(reading.silent_since_ms)}"
+        sentence = f"{sources} has not responded since {format_utc(reading.silent_since_ms)}"
         return shown(State.NO_ANSWER, level, sentence, "unmeasured")
     if reading.status is not None:
         return reading.status
@@ -255,15 +257,15 @@ def _quiet_notes(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
-def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[Need, ...]:
+def _open_problems(state: StreamState, reading: StreamReading, around: RelatedState) -> tuple[OpenProblem, ...]:
     """Return the open problems of a stream, most urgent first."""
     needs, windows, status = {}, around.windows, reading.status
     is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
     if is_wrong:
         needs[state.sentence or state.state] = runbook_link(state.rule) if state.rule else None
-    needs |= dict.fromkeys(_declaration_needs(reading), runbook_link("declaration"))
+    needs |= dict.fromkeys(_declaration_problems(reading), runbook_link("declaration"))
     if status is not None and reading.problem:
-        since = f" since {utc(reading.at_ms)}" if reading.at_ms is not None else ""
+        since = f" since {format_utc(reading.at_ms)}" if reading.at_ms is not None else ""
         sentence = f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
@@ -277,10 +279,10 @@ def _needs(state: StreamState, reading: StreamReading, around: Around) -> tuple[
         needs[sentence] = runbook_link("held")
     first = next(iter(needs), "") if is_wrong else ""
     needs |= {one.sentence: one.runbook for one in around.alerts if not _repeats_state(one, state, first)}
-    return tuple(Need(sentence, runbook) for sentence, runbook in needs.items())
+    return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
 
-def _declaration_needs(reading: StreamReading) -> Iterator[str]:
+def _declaration_problems(reading: StreamReading) -> Iterator[str]:
     """Yield the errors and conflicts of the declaration, up to `MAX_ERRORS` of each."""
     for problem, lines in (
         ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
@@ -291,15 +293,17 @@ def _declaration_needs(reading: StreamReading) -> Iterator[str]:
             yield f"{len(lines) - MAX_ERRORS:,} more errors: run `frazil validate`"
 
 
-def _unsupervised(state: StreamState, status: StreamState | None, paused_dag: str | None) -> tuple[Need, ...]:
+def _paused_dag_problem(
+    state: StreamState, status: StreamState | None, paused_dag: str | None
+) -> tuple[OpenProblem, ...]:
     """Return a problem if the DAG of the stream's writer is paused and that explains why no writer runs."""
     if status is None or status.writer.pid is not None or state.level > Level.TROUBLE or paused_dag is None:
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
-    return (Need(sentence, dag=paused_dag),)
+    return (OpenProblem(sentence, dag=paused_dag),)
 
 
-def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool:
+def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
     """Whether an alert only repeats the stream's state.
 
     It does if it quotes `first`, the stream's first problem, or if it has the rule of a broken stream's state.
@@ -310,26 +314,24 @@ def _repeats_state(alert: StandingAlert, state: StreamState, first: str) -> bool
     return bool(first) and first in alert.sentence
 
 
-def sort_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
+def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
     """Order lines by level, broken first, then by the number of problems (most first), then by name."""
     return tuple(sorted(lines, key=lambda line: (line.level, -len(line.needs), line.stream)))
 
 
-def group_by_stream(
-    alerts: Iterable[StandingAlert], tables: Mapping[str, Sequence[str]]
-) -> dict[str, list[StandingAlert]]:
+def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
     """Group alerts by stream. Alerts that belong to no stream are under the empty name.
 
     `tables` maps the names of tables of any kind to the streams that write to them.
     """
-    found: dict[str, list[StandingAlert]] = {}
+    found: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
-        for stream in _streams_of(alert, tables) or ("",):
+        for stream in _streams_about(alert, tables) or ("",):
             found.setdefault(stream, []).append(alert)
     return found
 
 
-def _streams_of(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
+def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
     rule, _, one = alert.rule.partition(":")
     if rule == "freshness" and one:
         return (one,)
@@ -340,7 +342,7 @@ def _streams_of(alert: StandingAlert, tables: Mapping[str, Sequence[str]]) -> Se
 
 
 def combine_health(
-    tables: Collection[str], alerts: Iterable[StandingAlert], due: Mapping[str, Sequence[str]] | None
+    tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
     """Return the combined state of the files and metadata of some tables.
 

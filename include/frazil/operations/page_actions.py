@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from frazil.operations.silence import MissingComponent
+from frazil.operations.component_heartbeats import MissingComponent
 
-NO_WRITER_NOW = "No writer runs on this host."
+NO_WRITER_TEXT = "No writer runs on this host."
 
 
 class PageAction(StrEnum):
@@ -126,7 +126,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedAction:
     """The effects of an action on the current state of a table, and a function that carries out exactly these effects.
 
     `carry_out` raises an error if the table has changed since.
@@ -154,14 +154,14 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
         PageAction.RELEASE: _release,
         PageAction.SEND_AGAIN: _send_again,
     }[action](now)
-    waits = waits_for(action, now.silent)
+    waits = component_warnings(action, now.silent)
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
     refused = _refusal(action, now, dry=dry)
-    effects, token = (*says, *_run_words(action, now), *waits), now.version_token(action)
+    effects, token = (*says, *_run_effects(action, now), *waits), now.version_token(action)
     return Plan(action, effects, refused, version_token=token, retype=retype, generation=now.generation)
 
 
-def waits_for(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
+def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
     """Return a sentence for each Airflow component that must be started before the action takes effect."""
     return tuple(
         f"{one.words}: the action takes effect when the {one.component} runs again."
@@ -214,7 +214,7 @@ _TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
 
 
 def _pause(now: ActionContext) -> tuple[str, ...]:
-    stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_NOW
+    stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_TEXT
     return (
         stops,
         "Nothing is lost: unread records stay in Kafka for its retention time.",
@@ -224,17 +224,17 @@ def _pause(now: ActionContext) -> tuple[str, ...]:
 
 def _resume(now: ActionContext) -> tuple[str, ...]:
     starts = "Its supervisor in Airflow starts a writer within seconds. The writer continues from the table's position."
-    return (starts, *_unsupervised(now))
+    return (starts, *_supervision_warnings(now))
 
 
 def _restart(now: ActionContext) -> tuple[str, ...]:
     before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
     resumed = f"{now.subject} is paused; this action resumes it." if now.desired == "paused" else ""
-    effects = (before or f"{NO_WRITER_NOW} A new writer starts within seconds.", resumed, *_unsupervised(now))
+    effects = (before or f"{NO_WRITER_TEXT} A new writer starts within seconds.", resumed, *_supervision_warnings(now))
     return tuple(effect for effect in effects if effect)
 
 
-def _unsupervised(now: ActionContext) -> tuple[str, ...]:
+def _supervision_warnings(now: ActionContext) -> tuple[str, ...]:
     if now.dag_paused is None:
         return (f"Airflow has no DAG {now.dag}, so {now.subject} is not supervised and no writer starts.",)
     if now.dag_paused and not now.writer_runs:
@@ -296,7 +296,7 @@ def _send_again(now: ActionContext) -> tuple[str, ...]:
     return (f"{effect} Every DAG that they start runs again, even if it has already run for them.",)
 
 
-def _run_words(action: PageAction, now: ActionContext) -> tuple[str, ...]:
+def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
     if action not in DAG_ACTIONS or now.dag_paused is None:
         return ()
     waits = ", which is paused: the run starts when you unpause it" if now.dag_paused else ""

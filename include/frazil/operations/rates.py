@@ -46,18 +46,18 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
     landed_ms: int | None = None
     known_ms = -math.inf
     for point in points:
-        if point.at_ms - known_ms > _longest_ms(point):  # a writer began
+        if point.at_ms - known_ms > _max_gap_ms(point):  # a writer began
             found += [Rate(one.at_ms) for one in waiting]
             waiting, landed_ms = [], None if point.batches else point.at_ms
         known_ms = point.end_ms
         waiting.append(point)
         if point.batches:
             begin_ms = point.at_ms
-            if landed_ms is not None and point.end_ms - landed_ms <= _longest_ms(point):
+            if landed_ms is not None and point.end_ms - landed_ms <= _max_gap_ms(point):
                 begin_ms = landed_ms
             found += [_rate(one, point, begin_ms) for one in waiting]
             waiting, landed_ms = [], point.end_ms
-    if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _longest_ms(waiting[-1]):
+    if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _max_gap_ms(waiting[-1]):
         found += [Rate(one.at_ms) for one in waiting]
     return tuple(found)
 
@@ -78,7 +78,7 @@ def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, .
     """Add the rate at which records came: those written, and the change of the lag since the span before."""
     found, before = list(rates), None
     for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
-        adjoins = before is not None and span.at_ms - before.end_ms <= _longest_ms(span)
+        adjoins = before is not None and span.at_ms - before.end_ms <= _max_gap_ms(span)
         if before is not None and adjoins and before.lag is not None and span.lag is not None:
             grown = (span.lag - before.lag) * 1000 / span.span_ms
             found[number] = replace(rate, arrived_per_s=max(rate.records_per_s + grown, 0.0))
@@ -114,7 +114,7 @@ def _rate(span: Point, batch: Point, begin_ms: int) -> Rate:
     return Rate(span.at_ms, batch.records / seconds, batch.rejected / seconds)
 
 
-def _longest_ms(point: Point) -> int:
+def _max_gap_ms(point: Point) -> int:
     """Return the longest normal time between the ends of two batches: twice the commit interval and delay, plus a
     span.
     """

@@ -15,19 +15,19 @@ from frazil.commit.history import commit_records, merge_counts
 from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
 from frazil.history.points import MINUTE_MS, TENS_RETENTION_MS, HistoryEvent, Point, span_start
-from frazil.history.points import History as StreamHistory
+from frazil.history.points import RecordedHistory as StreamHistory
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.dead_letters import (
-    Rejected,
+    RejectedRecords,
     count_rejected,
     find_treatments,
     merge_treatments,
     published_summaries,
     snapshot_summary,
 )
-from frazil.operations.overview import Line
+from frazil.operations.overview import OverviewLine
 from frazil.operations.page_actions import PageAction
 from frazil.operations.rates import Rate, Trend
 from frazil.operations.table_view import RoutedTables
@@ -36,16 +36,16 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
-from frazil.status.stream import LAG_UNKNOWN
+from frazil.status.stream import LAG_UNKNOWN_PREFIX
 from frazil.supervise.observed import error_name
-from frazil.table.branches import head_of, live_rows
+from frazil.table.branches import count_live_rows, head_of
 from frazil.table.landed_offsets import has_coordinates
 
 MAX_WRITERS = 12
 MAX_PARTITIONS = 256
 MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
-NO_PAST = StreamHistory()
+EMPTY_HISTORY = StreamHistory()
 KAFKA = "Kafka"
 """The name of Kafka in the mapping of unreadable parts of a view."""
 
@@ -103,16 +103,16 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TableHistory:
     """What the table's metadata and the recorded history show about a stream's past."""
 
     has_commits: bool = False
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedRecords, ...] = ()
     """The error classes of rejected records, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Counts of the last day's changes of a merging stream, by a key of `frazil.commit.history.RECORD_OUTCOMES`."""
     marker: Marker | None = None
-    past: StreamHistory = NO_PAST
+    past: StreamHistory = EMPTY_HISTORY
     """The recorded history."""
     last_backfill: BackfillMarker | None = None
     has_dead_letters: bool = False
@@ -161,11 +161,11 @@ class StreamView:
     """Everything that the page shows of one stream."""
 
     at_ms: int
-    line: Line
+    line: OverviewLine
     facts: Mapping[str, str]
     """Labels and values from the declaration."""
     has_commits: bool = False
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedRecords, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of the last day, by result."""
     last_changes: Mapping[str, int] = field(default_factory=dict)
@@ -202,19 +202,19 @@ class StreamView:
     trend: Trend | None = None
 
 
-def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
+def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     metadata: TableMetadata,
     spec: StreamSpec,
     marker: Marker | None,
-    past: StreamHistory = NO_PAST,
+    past: StreamHistory = EMPTY_HISTORY,
     dead_letters: TableMetadata | None = None,
     *,
     now_ms: int,
     past_ms: int = DAY_MS,
-) -> History:
+) -> TableHistory:
     """Return the last day's rejected records and changes, from snapshot summaries alone.
 
-    `dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
+    `count_dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
     """
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
@@ -226,14 +226,14 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
     past = replace(past, happened=merge_treatments(past.happened, shown))
     head = head_of(dead_letters) if dead_letters else None
-    return History(
+    return TableHistory(
         any(True for _ in commit_records(metadata, spec.name)),
         tuple(rejected),
         changes,
         marker,
         past,
         last_backfill=_last_backfill(metadata, spec.name),
-        has_dead_letters=head is not None and live_rows(head) != 0,
+        has_dead_letters=head is not None and count_live_rows(head) != 0,
         unreadable=marker is None and property_name(spec.name) in metadata.properties,
         coordinates=has_coordinates(metadata.schema()),
     )
@@ -246,11 +246,11 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
         return None
 
 
-def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
+def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
     """Return the sentences about unreadable parts, without the sentence about Kafka if the status already reports
     it.
     """
-    reported = any(one.startswith(LAG_UNKNOWN) for one in (status.problems if status else ()))
+    reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
 
@@ -330,7 +330,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     """
     commit = f"every {format_duration(spec.commit.interval)}, or {format_bytes(spec.commit.size)}"
     return {
-        "Topics": spec.source.topics_in_words,
+        "Topics": spec.source.topics_text,
         **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
         "Default table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,

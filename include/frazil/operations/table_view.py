@@ -10,27 +10,27 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.maintenance.alert_rules import FEWEST_FILES
+from frazil.maintenance.alert_rules import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
-from frazil.maintenance.due import Due, enabled
+from frazil.maintenance.due import DueCheck, is_enabled
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar
 from frazil.operations.dead_letters import read_number, snapshot_summary
-from frazil.operations.overview import Health, StandingAlert, combine_health
+from frazil.operations.overview import ActiveAlert, Health, combine_health
 from frazil.spec.maintenance import Maintenance
 from frazil.status.state import Level, StreamState
 
-SMALLEST_BUCKET = 16 * 1024
+MIN_BUCKET_BYTES = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
 """Maximum length of the text about lost records in an event."""
-STREAMS = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+STREAM_PROPERTIES = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
 """Properties of a snapshot's summary that name the snapshot's stream."""
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on the dead-letter table, each with its effect on dead letters."""
-LABELS = {
+KIND_LABELS = {
     "batch": "batch",
     "merge": "merge",
     "backfill": "backfill",
@@ -67,7 +67,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class TimelineEvent:
     """One snapshot, or an expiry of snapshots, in the timeline. `kind` is a key of KIND_LABELS, or start, position or
     open.
     """
@@ -107,7 +107,7 @@ class Shape:
     limit: int
     histogram: tuple[Bucket, ...]
     """Files by size; empty if the table has too many files to read all its manifests."""
-    marks: tuple[Mark, ...]
+    marks: tuple[TimelineEvent, ...]
     """The timeline: snapshots and expiries, oldest first."""
     past: tuple[PastOutcome, ...]
     """Recent maintenance actions, newest first."""
@@ -130,7 +130,7 @@ class TableView:
     """The interval of maintenance checks, such as `1h`."""
     shape: Shape | None = None
     calendar: Calendar | None = None
-    alerts: tuple[StandingAlert, ...] = ()
+    alerts: tuple[ActiveAlert, ...] = ()
     amiss: tuple[str, ...] = ()
     """Differences between the table and the expectations of its route."""
     dags: Mapping[str, bool] | None = None
@@ -144,7 +144,7 @@ class TableView:
 def build_shape(  # noqa: PLR0913 - all facts about a table
     metadata: TableMetadata,
     health: TableHealth,
-    actions: Mapping[DueAction, Due],
+    actions: Mapping[DueAction, DueCheck],
     *,
     sizes: Iterable[int],
     past: Sequence[PastOutcome],
@@ -161,29 +161,29 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
         metadata_bytes=health.metadata_bytes,
         target_bytes=health.target_file_bytes,
         list_bytes=health.manifest_list_bytes,
-        list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, FEWEST_FILES),
+        list_bytes_per_file=health.manifest_list_bytes / max(health.data_files, MIN_FILE_DIVISOR),
         limit=settings.alerts.manifest_list_bytes_per_file,
-        histogram=histogram(sizes),
-        marks=build_marks(metadata, past),
+        histogram=build_histogram(sizes),
+        marks=build_timeline(metadata, past),
         past=tuple(past[: -MAX_PAST_RUNS - 1 : -1]),
         actions=tuple(
-            ActionStatus(name, found.due, enabled(settings, name), found.reason) for name, found in actions.items()
+            ActionStatus(name, found.due, is_enabled(settings, name), found.reason) for name, found in actions.items()
         ),
     )
 
 
-def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
+def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
     """Count files by size. Each bucket is twice as wide as the previous one; empty buckets in between are included."""
     files, total = Counter[int](), Counter[int]()
     for size in sizes:
-        index = (size // SMALLEST_BUCKET).bit_length()
+        index = (size // MIN_BUCKET_BYTES).bit_length()
         files[index] += 1
         total[index] += size
     if not files:
         return ()
 
     def at_least(index: int) -> int:
-        return SMALLEST_BUCKET << (index - 1) if index else 0
+        return MIN_BUCKET_BYTES << (index - 1) if index else 0
 
     return tuple(
         Bucket(at_least(index), at_least(index + 1), files[index], total[index])
@@ -191,13 +191,15 @@ def histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
     )
 
 
-def build_marks(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[Mark, ...]:
+def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[TimelineEvent, ...]:
     """Return the timeline, oldest first: the newest snapshots of all branches, and the expiries since the oldest of
     these.
     """
-    newest = [_mark(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]]
+    newest = [
+        _snapshot_event(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]
+    ]
     expiries = [
-        Mark(
+        TimelineEvent(
             one.at_ms, "expiry", "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
         )
         for one in past
@@ -206,11 +208,11 @@ def build_marks(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tu
     return tuple(sorted((*newest, *expiries), key=lambda one: one.at_ms))
 
 
-def _mark(snapshot: Snapshot) -> Mark:
+def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     summary = snapshot_summary(snapshot)
     added, gone = read_number(summary, "added-data-files"), read_number(summary, "deleted-data-files")
-    kind, operation = _kind(snapshot, summary), summary.get("frazil.operation", "")
-    label, did = LABELS.get(kind, "marker changed"), ""
+    kind, operation = _snapshot_kind(snapshot, summary), summary.get("frazil.operation", "")
+    label, did = KIND_LABELS.get(kind, "marker changed"), ""
     if kind == "position":
         kind, label, did = MARKER_OPERATIONS.get(operation, (kind, label, operation))
     words = {
@@ -221,11 +223,11 @@ def _mark(snapshot: Snapshot) -> Mark:
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = next((summary[name] for name in STREAMS if summary.get(name)), None)
-    return Mark(snapshot.timestamp_ms, kind, label, stream, added, said)
+    stream = next((summary[name] for name in STREAM_PROPERTIES if summary.get(name)), None)
+    return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, said)
 
 
-def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
+def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
     """Return a key of KIND_LABELS, or `position` for a snapshot that changed a stream's marker without a batch."""
     if summary.get("frazil.stream") and summary.get("frazil.commit-record"):
         return "merge" if summary.get("frazil.inserted") is not None else "batch"
@@ -239,7 +241,7 @@ def _kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
 
 
 def table_health(
-    shape: Shape | None, calendar: Calendar | None, alerts: Sequence[StandingAlert], amiss: Sequence[str] = ()
+    shape: Shape | None, calendar: Calendar | None, alerts: Sequence[ActiveAlert], amiss: Sequence[str] = ()
 ) -> Health:
     """Return the health of a table, by the rules of the overview.
 

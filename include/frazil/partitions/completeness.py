@@ -89,7 +89,7 @@ class WindowDecision:
         return (*sorted(self.again), *self.complete)
 
 
-def decide(  # noqa: PLR0913 - the observation and the declaration
+def decide_windows(  # noqa: PLR0913 - the observation and the declaration
     feeds: tuple[Feed, ...],
     cursor: Cursor | None,
     late: Mapping[int, int],

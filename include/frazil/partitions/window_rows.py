@@ -21,7 +21,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.spec.type_ends import rows_between
+from frazil.spec.type_ends import filter_between
 
 
 def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:
@@ -29,7 +29,7 @@ def count_rows(table: Table, windows: Collection[Window], *, column: str, snapsh
     counts: Counter[int] = Counter()
     field = table.schema().find_field(column)
     for first, last in _window_runs(sorted(windows)):
-        within = rows_between(field, first.start_us, last.end_us - 1)
+        within = filter_between(field, first.start_us, last.end_us - 1)
         scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
         counts.update(_count_files(table, scan.plan_files(), within, field, first.grain))
     return {window: counts[window.start_us] for window in windows}
@@ -38,14 +38,14 @@ def count_rows(table: Table, windows: Collection[Window], *, column: str, snapsh
 def earliest_us(table: Table, *, column: str) -> int | None:
     """Return the lowest event time in the table's files (us since 1970), from manifest entries; None if unknown."""
     field = table.schema().find_field(column)
-    bounds = (_bounds(task.file, field) for task in table.scan().plan_files())
+    bounds = (_time_bounds(task.file, field) for task in table.scan().plan_files())
     return min((each[0] for each in bounds if each is not None), default=None)
 
 
 def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column: str) -> Counter[int]:
     """Return the number of rows that a snapshot added to windows covered by the cursor, by window start."""
     field = table.schema().find_field(column)
-    within = rows_between(field, cursor.from_us, cursor.through_us - 1)
+    within = filter_between(field, cursor.from_us, cursor.through_us - 1)
     tasks = (
         FileScanTask(entry.data_file)
         for manifest in snapshot.manifests(table.io)
@@ -57,7 +57,7 @@ def count_added_rows(table: Table, snapshot: Snapshot, cursor: Cursor, *, column
 
 
 def _may_overlap(file: DataFile, field: NestedField, cursor: Cursor) -> bool:
-    bounds = _bounds(file, field)
+    bounds = _time_bounds(file, field)
     return bounds is None or (bounds[0] < cursor.through_us and bounds[1] >= cursor.from_us)
 
 
@@ -95,14 +95,14 @@ def _count_from_entry(task: FileScanTask, field: NestedField, grain: Grain) -> d
     """Return a file's rows by window start, from its manifest entry; None if the entry does not suffice."""
     file = task.file
     nulls = (file.null_value_counts or {}).get(field.field_id)
-    bounds = _bounds(file, field)
+    bounds = _time_bounds(file, field)
     if task.delete_files or nulls is None or bounds is None:
         return None
     lower, upper = map(grain.floor, bounds)
     return {lower: file.record_count - nulls} if lower == upper else None
 
 
-def _bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
+def _time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
     """Return the smallest and largest event time in a file; None if they are unknown."""
     lower = (file.lower_bounds or {}).get(field.field_id)
     upper = (file.upper_bounds or {}).get(field.field_id)

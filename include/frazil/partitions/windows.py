@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
+_KEY_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
 
 
 class Grain(StrEnum):
@@ -24,7 +24,7 @@ class Grain(StrEnum):
     @property
     def key_format(self) -> str:
         """The `strftime` format of a window's key."""
-        return _FORMATS[self]
+        return _KEY_FORMATS[self]
 
     def floor(self, us: int) -> int:
         """Return the start of the window that contains this time, which may be before 1970."""

@@ -13,7 +13,7 @@ import warnings
 from datetime import UTC, datetime
 
 from frazil.errors import FrazilError
-from frazil.extras import report_missing_extras, require
+from frazil.extras import report_missing_extras, require_module
 from frazil.quality.gate import GateRequest
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     requests = [GateRequest.from_json(line) for line in sys.stdin.read().splitlines()]
     with answer:
         try:
-            require("great_expectations")  # before pandas, which other extras install too
+            require_module("great_expectations")  # before pandas, which other extras install too
             with report_missing_extras():
                 from frazil.quality.evaluate import evaluate  # after the settings above
 

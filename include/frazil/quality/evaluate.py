@@ -20,13 +20,13 @@ from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
-from frazil.spec.type_ends import rows_between
-from frazil.table.catalogs import catalog_config, catalog_errors, open_existing_catalog, spark_properties
+from frazil.spec.type_ends import filter_between
+from frazil.table.catalogs import catalog_config, open_existing_catalog, spark_properties, translate_catalog_errors
 
 if TYPE_CHECKING:
-    from frazil.quality.validation import Validation
+    from frazil.quality.validation import ValidationResult
 
-_NULLABLE = {
+_PANDAS_TYPES = {
     pa.bool_(): pd.BooleanDtype(),
     pa.int32(): pd.Int32Dtype(),
     pa.int64(): pd.Int64Dtype(),
@@ -66,7 +66,7 @@ class GatedWindow:
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
         """Return the window's rows with these columns as a pandas DataFrame."""
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
-        return rows.to_pandas(types_mapper=_NULLABLE.get)
+        return rows.to_pandas(types_mapper=_PANDAS_TYPES.get)
 
     def to_spark(self, columns: tuple[str, ...], session: Any) -> Any:
         """Return the same rows as a Spark DataFrame. NaN becomes null, as in pandas."""
@@ -80,7 +80,7 @@ class GatedWindow:
             .where(f"`{self.request.event_time}` >= {kind} '{begin}' AND `{self.request.event_time}` < {kind} '{end}'")
             .select(*(f"`{column}`" for column in columns or (self.request.event_time,)))
         )
-        present = rows.selectExpr(*(_nan_as_null(column, kind) for column, kind in rows.dtypes))
+        present = rows.selectExpr(*(_select_nan_as_null(column, kind) for column, kind in rows.dtypes))
         # A partition has many small files, and every expectation reads all of them.
         return present.coalesce(PARTITIONS_PER_CORE * session.sparkContext.defaultParallelism)
 
@@ -100,7 +100,7 @@ def open_window(request: GateRequest) -> GatedWindow:
     errors of the catalog.
     """
     catalog = open_existing_catalog(request.catalog)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(request.table)
         except NoSuchTableError as error:
@@ -111,7 +111,7 @@ def open_window(request: GateRequest) -> GatedWindow:
     schema = table.schemas()[table.schema().schema_id if snapshot.schema_id is None else snapshot.schema_id]
     if request.event_time not in schema.column_names:
         raise SpecError(f"{request.table} has no column {request.event_time}, which the stream declares as event time")
-    row_filter = rows_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
+    row_filter = filter_between(schema.find_field(request.event_time), request.from_us, request.to_us - 1)
     return GatedWindow(request, schema, table.scan(row_filter, snapshot_id=request.snapshot_id))
 
 
@@ -144,7 +144,7 @@ def start_spark(request: GateRequest) -> Any:
     return session
 
 
-def _nan_as_null(name: str, kind: str) -> str:
+def _select_nan_as_null(name: str, kind: str) -> str:
     """Return an SQL expression of the column in which NaN is null."""
     if kind not in {"float", "double"}:
         return f"`{name}`"
@@ -173,7 +173,7 @@ def evaluate(
     return result
 
 
-def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, Validation | None]:
+def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, ValidationResult | None]:
     """Return the number of rows and the suite's result, which is None without rows. Uses pandas if `session` is
     None.
     """

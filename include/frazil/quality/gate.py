@@ -84,7 +84,7 @@ def find_suite(folder: Path, table: str) -> Path | None:
     return suite if suite.is_file() else None
 
 
-def unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
+def find_unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
     """Return the suites in a folder that check nothing, because no table has their name."""
     return sorted(suite for suite in folder.glob("*.json") if suite.stem not in tables)
 

@@ -22,22 +22,22 @@ from jinja2 import Environment, FileSystemLoader
 
 from frazil.quality.gate import GateRequest, GateResult
 
-TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES_FOLDER = Path(__file__).with_name("templates")
 MAX_INDEXED_RUNS = 1000
 """Maximum number of runs in the index. Pages of older runs are kept."""
 
 
 def page_path(request: GateRequest, at: datetime) -> Path:
     """Return the path of the page about a run at the time `at`."""
-    file = f"{_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
-    return request.docs / _safe_name(request.table) / file
+    file = f"{_to_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
+    return request.docs / _to_safe_name(request.table) / file
 
 
 def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expectations: str) -> None:
     """Write the page of this run and update the index. `expectations` is HTML whose values are escaped."""
     docs, page = request.docs, Path(result.docs)
     page.parent.mkdir(parents=True, exist_ok=True)
-    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True)
+    templates = Environment(loader=FileSystemLoader(TEMPLATES_FOLDER), autoescape=True)
     run = templates.get_template("run.html").render(request=request, result=result, at=at, expectations=expectations)
     page.write_text(run)
     entry = {
@@ -51,22 +51,22 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
-        _replace(docs / "index.html", templates.get_template("index.html").render(runs=runs))
+        _replace_file(docs / "index.html", templates.get_template("index.html").render(runs=runs))
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Add a run to the file, remove the oldest runs beyond `MAX_INDEXED_RUNS`, and return the others, newest last."""
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
-    _replace(file, "\n".join(lines) + "\n")
+    _replace_file(file, "\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
 
-def _safe_name(name: str) -> str:
+def _to_safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     """Replace a file atomically, because other processes may be reading it."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from frazil.errors import SpecError
 
-EXPECTATIONS = frozenset(
+SUPPORTED_EXPECTATIONS = frozenset(
     {
         "expect_column_distinct_values_to_be_in_set",
         "expect_column_distinct_values_to_contain_set",
@@ -55,7 +55,7 @@ class Suite:
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that expectations and row conditions use, in the order of their first use."""
-        return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _columns(e["kwargs"])))
+        return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _find_columns(e["kwargs"])))
 
 
 def read_suite(path: Path) -> Suite:
@@ -71,10 +71,10 @@ def read_suite(path: Path) -> Suite:
         if not (isinstance(expectation, dict) and isinstance(expectation.get("kwargs"), dict)):
             raise SpecError(f"{path}: expectation {number} must have a type and kwargs")
         kind = expectation.get("type")
-        if kind not in EXPECTATIONS:
+        if kind not in SUPPORTED_EXPECTATIONS:
             raise SpecError(
                 f"{path}: expectation {number} is {kind!r}, which a gate does not support; supported expectations: "
-                f"{', '.join(sorted(EXPECTATIONS))}"
+                f"{', '.join(sorted(SUPPORTED_EXPECTATIONS))}"
             )
         _check_condition(path, number, expectation["kwargs"].get("row_condition"))
     return Suite(path, content)
@@ -89,22 +89,22 @@ def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
         )
 
 
-def _columns(kwargs: dict[str, Any]) -> Iterator[str]:
+def _find_columns(kwargs: dict[str, Any]) -> Iterator[str]:
     """Yield the columns that an expectation and its row condition use."""
     for key in ("column", "column_A", "column_B"):
         if key in kwargs:
             yield kwargs[key]
     yield from kwargs.get("column_list", ())
-    yield from _condition_columns(kwargs.get("row_condition"))
+    yield from _find_condition_columns(kwargs.get("row_condition"))
 
 
-def _condition_columns(condition: Any) -> Iterator[str]:
+def _find_condition_columns(condition: Any) -> Iterator[str]:
     if condition is None:
         return
     if "column" in condition:
         yield condition["column"]["name"]
     for part in condition.get("conditions", ()):
-        yield from _condition_columns(part)
+        yield from _find_condition_columns(part)
 
 
 def _check_condition(path: Path, number: int, condition: Any) -> None:

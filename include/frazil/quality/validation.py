@@ -23,12 +23,12 @@ MAX_EXAMPLES = 5
 """Maximum number of failing values that a sentence quotes."""
 MAX_EXAMPLE_CHARACTERS = 80
 """Maximum length of a value in a sentence."""
-_NO_TERMS = {"column", "column_A", "column_B", "column_list", "batch_id"}
+_NON_TERM_KEYS = {"column", "column_A", "column_B", "column_list", "batch_id"}
 """Keys of an expectation that are columns or internal, and are not shown as terms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
+class ValidationResult:
     """The result of evaluating a suite on rows."""
 
     failures: tuple[str, ...]
@@ -37,7 +37,7 @@ class Validation:
     """All expectations with their results, as in Data Docs."""
 
 
-def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
+def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
     """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
 
     Counts and examples need several Spark jobs each, so they are computed only for failed expectations.
@@ -47,25 +47,27 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> Validation:
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")
     definition = source.add_dataframe_asset("window").add_batch_definition_whole_dataframe("window")
     batch = definition.get_batch(batch_parameters={"dataframe": frame})
-    found = batch.validate(_expectations(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
-    if problems := [text for result in found.results if (text := problem_sentence(result))]:
+    found = batch.validate(_build_suite(suite, suite.content["expectations"]), result_format="BOOLEAN_ONLY")
+    if problems := [text for result in found.results if (text := describe_problem(result))]:
         raise SpecError(f"{suite.path}: {'; '.join(problems)}")
     if not found.success:
-        unmet = [_expectation(result) for result in found.results if not result.success]
-        again = batch.validate(_expectations(suite, unmet), result_format="BASIC")
+        unmet = [_expectation_of_result(result) for result in found.results if not result.success]
+        again = batch.validate(_build_suite(suite, unmet), result_format="BASIC")
         found.results = [*(result for result in found.results if result.success), *again.results]
     for result in found.results:
         result.result = to_plain(result.result)
-    return Validation(tuple(failure_sentence(result) for result in found.results if not result.success), _render(found))
+    return ValidationResult(
+        tuple(describe_failure(result) for result in found.results if not result.success), _render(found)
+    )
 
 
-def _expectation(result: Any) -> dict[str, Any]:
+def _expectation_of_result(result: Any) -> dict[str, Any]:
     """Return the expectation to which a result belongs. Results are not in the order of the suite."""
     config = result.expectation_config.to_json_dict()
     return {**config, "kwargs": {key: value for key, value in config["kwargs"].items() if key != "batch_id"}}
 
 
-def _expectations(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
+def _build_suite(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
     """Return a suite of Great Expectations with these expectations. Raises SpecError."""
     try:
         return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
@@ -117,10 +119,10 @@ def escape(value: Any) -> Any:
     return value
 
 
-def failure_sentence(result: Any) -> str:
+def describe_failure(result: Any) -> str:
     """Describe a failed expectation: its type, columns, number of failing rows, and examples."""
     config, found = result.expectation_config, result.result
-    sentence = f"{config.type} {_subject(config.kwargs)}".rstrip()
+    sentence = f"{config.type} {_describe_terms(config.kwargs)}".rstrip()
     # Great Expectations returns at most 20 examples, with repetitions.
     values = (value for value in found.get("partial_unexpected_list", ()) if value is not None)
     such_as = ", ".join([*dict.fromkeys(map(_format_value, values))][:MAX_EXAMPLES])
@@ -131,7 +133,7 @@ def failure_sentence(result: Any) -> str:
     return f"{sentence}, such as {such_as}" if such_as else sentence
 
 
-def problem_sentence(result: Any) -> str | None:
+def describe_problem(result: Any) -> str | None:
     """Describe why an expectation could not be evaluated; None if it was."""
     info = result.exception_info or {}
     # One exception for the expectation, or one for each metric.
@@ -140,14 +142,14 @@ def problem_sentence(result: Any) -> str | None:
         return None
     config = result.expectation_config
     message = str(raised[0]["exception_message"]).strip().partition("\n")[0]
-    return f"{config.type} {_subject(config.kwargs)} cannot be evaluated: {message}"
+    return f"{config.type} {_describe_terms(config.kwargs)} cannot be evaluated: {message}"
 
 
-def _subject(kwargs: dict[str, Any]) -> str:
+def _describe_terms(kwargs: dict[str, Any]) -> str:
     """Describe the expectation's columns and terms, such as `dep_delay (min_value -60, max_value 1800)`."""
     columns = [kwargs[key] for key in ("column", "column_A", "column_B") if key in kwargs]
     columns += kwargs.get("column_list", [])
-    terms = [f"{key} {_format_value(value)}" for key, value in kwargs.items() if key not in _NO_TERMS]
+    terms = [f"{key} {_format_value(value)}" for key, value in kwargs.items() if key not in _NON_TERM_KEYS]
     return f"{', '.join(columns)} ({', '.join(terms)})" if terms else ", ".join(columns)
 
 

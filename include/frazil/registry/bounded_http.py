@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-MAX_BYTES = 64 * 2**20
+MAX_RESPONSE_BYTES = 64 * 2**20
 """Maximum size of a response in bytes."""
 _current_request = threading.local()
 """Thread-local: `bound` is the `_TimeLimit` of the request that the thread is making."""
@@ -35,7 +35,7 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
     try:
         # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
         with session.get(url, timeout=timeout_s, verify=session.verify, stream=True) as response:
-            _read(response, bound)
+            _read_body(response, bound)
             return response
     finally:
         watch.cancel()
@@ -96,14 +96,14 @@ class _TimeLimit:
             raise requests.exceptions.ReadTimeout(f"no complete response within {self._timeout_s:g} s")
 
 
-def _read(response: requests.Response, bound: _TimeLimit) -> None:
+def _read_body(response: requests.Response, bound: _TimeLimit) -> None:
     """Read the whole body into the response, as `requests` does. Raise if it is too large, or after the deadline."""
     content = bytearray()
     for piece in response.iter_content(2**16):
         bound.check()
         content += piece
-        if len(content) > MAX_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_BYTES:,} bytes")
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_RESPONSE_BYTES:,} bytes")
     response._content = bytes(content)  # where `requests` keeps what it has read
 
 

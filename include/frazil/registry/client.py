@@ -60,7 +60,7 @@ class SchemaText(NamedTuple):
     """Name and text of each referenced schema. A schema follows the schemas to which it refers."""
 
 
-class Schemas(Protocol):
+class SchemaSource(Protocol):
     """Provides schemas by id."""
 
     def ask(self, schema_ids: Sequence[int]) -> None:
@@ -110,22 +110,24 @@ class SchemaRegistry:
         self._lock = Lock()
 
     def ask(self, schema_ids: Sequence[int]) -> None:
-        """See `Schemas.ask`. At most `MAX_SCHEMAS` ids are useful, because the cache has no more schemas."""
+        """See `SchemaSource.ask`. At most `MAX_SCHEMAS` ids are useful, because the cache has no more schemas."""
         with self._lock:
-            missing = [one for one in schema_ids if self._cached(one) is None]
+            missing = [one for one in schema_ids if self._find_cached(one) is None]
             if not missing:
                 return
             with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(missing))) as pool:
                 for schema_id, found in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
-                    self._cache(schema_id, found)
+                    self._add_to_cache(schema_id, found)
 
     def get(self, schema_id: int) -> SchemaText:
-        """See `Schemas.get`. Each schema is fetched once. An id without a schema is requested again after a minute."""
+        """See `SchemaSource.get`. Each schema is fetched once. An id without a schema is requested again after a
+        minute.
+        """
         with self._lock:
-            found = self._cached(schema_id)
+            found = self._find_cached(schema_id)
             if found is None:
                 found = self._fetch_or_unknown(schema_id)
-                self._cache(schema_id, found)
+                self._add_to_cache(schema_id, found)
         if isinstance(found, UnknownSchema):
             raise UnknownSchema(*found.args)
         return found
@@ -144,7 +146,7 @@ class SchemaRegistry:
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
-    def _cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
+    def _find_cached(self, schema_id: int) -> SchemaText | UnknownSchema | None:
         """Return the cached schema, or the cached error; None if neither is cached."""
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
@@ -152,7 +154,7 @@ class SchemaRegistry:
         since, why = self._unknown.get(schema_id, (-UNKNOWN_ID_CACHE_S, ""))
         return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
-    def _cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
+    def _add_to_cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
         """Cache a schema or an error, and remove the oldest entries."""
         if isinstance(found, UnknownSchema):
             self._unknown.pop(schema_id, None)
@@ -188,7 +190,7 @@ class SchemaRegistry:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Another error class would suggest that the records are at fault.
-            raise self._unavailable(f"returns invalid references ({type(error).__name__})") from None
+            raise self._unavailable_error(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
 
     def _add_references(
@@ -220,7 +222,7 @@ class SchemaRegistry:
             return kept
         if time.monotonic() >= until_s:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
-            raise self._unavailable(
+            raise self._unavailable_error(
                 f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
                 "only the others"
             )
@@ -246,27 +248,27 @@ class SchemaRegistry:
             try:
                 response = bounded_http.get(self._session, self._url + path, timeout_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
-                raise self._unavailable(f"has an invalid address ({type(error).__name__})") from None
+                raise self._unavailable_error(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
-                raise self._unavailable(f"does not respond: {_innermost_cause(error)}") from None
+                raise self._unavailable_error(f"does not respond: {_describe_innermost_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
                 failure = (
                     f"does not respond within {self._timeout_s:g} s"
                     if late
-                    else f"does not respond: {_innermost_cause(error)}"
+                    else f"does not respond: {_describe_innermost_cause(error)}"
                 )
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
-                    return self._read(response)
+                    return self._parse_response(response)
                 failure = f"responds with status {response.status_code}"
             wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
             if time.monotonic() + wait_s >= deadline:
-                raise self._unavailable(failure)
+                raise self._unavailable_error(failure)
             time.sleep(wait_s)
             tries += 1
 
-    def _read(self, response: requests.Response) -> Mapping[str, Any] | None:
+    def _parse_response(self, response: requests.Response) -> Mapping[str, Any] | None:
         """Return the response's JSON; None if the registry does not have the object. Raises RegistryUnavailable for
         other responses.
         """
@@ -281,10 +283,12 @@ class SchemaRegistry:
         if status == 404 and isinstance(document, dict) and str(document.get("error_code")) in _NOT_FOUND:
             return None
         if status in (401, 403):
-            raise self._unavailable(f"refuses the credentials ({status})")
-        raise self._unavailable(f"responds with status {status}, but the response is not that of a schema registry")
+            raise self._unavailable_error(f"refuses the credentials ({status})")
+        raise self._unavailable_error(
+            f"responds with status {status}, but the response is not that of a schema registry"
+        )
 
-    def _unavailable(self, what: str) -> RegistryUnavailable:
+    def _unavailable_error(self, what: str) -> RegistryUnavailable:
         """Return an error about this registry; `what` follows its address."""
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -308,7 +312,7 @@ def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
         kept.popitem(last=False)
 
 
-def _innermost_cause(error: BaseException) -> str:
+def _describe_innermost_cause(error: BaseException) -> str:
     """Describe the innermost cause, the only part of the error that helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
@@ -317,13 +321,13 @@ def _innermost_cause(error: BaseException) -> str:
 
 _registries: dict[str, SchemaRegistry] = {}
 """The clients of this process, by declaration and resolved environment."""
-_opening = Lock()
+_registries_lock = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
     """Return this process's client of a registry, created by the first call. All tasks share its cached schemas."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
-    with _opening:
+    with _registries_lock:
         if key not in _registries:
             _registries[key] = SchemaRegistry(declared, environment)
         return _registries[key]

@@ -27,12 +27,12 @@ from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.agents import KILL_SIGNAL, record_agent
 from frazil.host.process_log import log_to_stderr
-from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, Wanted
-from frazil.remote.driver_inputs import DriverInputs, prepare
-from frazil.remote.follow import KILLED, AgentAction, DriverObservation, Step, decide
-from frazil.remote.mirror import Mirror
-from frazil.remote.submitter import Submitter, submitter
-from frazil.safe_text import safe
+from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, WantedDriver
+from frazil.remote.driver_inputs import DriverInputs, prepare_driver
+from frazil.remote.follow import KILLED_CODE, AgentAction, AgentStep, DriverObservation, decide
+from frazil.remote.mirror import HeartbeatMirror
+from frazil.remote.submitter import Submitter, create_submitter
+from frazil.safe_text import escape_unsafe
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger("frazil")
@@ -49,7 +49,7 @@ MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the driver's log that are read when it ends."""
 MAX_LINE_CHARACTERS = 300
 """Maximum number of characters of the log's last line in an error."""
-_UNKNOWN = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
+_UNKNOWN_STATUS = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
@@ -62,13 +62,13 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)
-    signals = Signals()
+    signals = StopSignals()
     signals.listen()
-    with Mirror(spec, folder) as mirror:
+    with HeartbeatMirror(spec, folder) as mirror:
         record_agent(folder)
         try:
-            inputs = prepare(spec, streams, program=program)
-            agent = Agent(inputs, submitter(inputs.resources), mirror, signals, until_caught_up=until_caught_up)
+            inputs = prepare_driver(spec, streams, program=program)
+            agent = Agent(inputs, create_submitter(inputs.resources), mirror, signals, until_caught_up=until_caught_up)
             code, error = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
@@ -78,7 +78,7 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 
 @dataclass(slots=True)
-class Signals:
+class StopSignals:
     """The requests that this process received as Unix signals."""
 
     stop: str | None = None
@@ -111,8 +111,8 @@ class Agent:
         self,
         inputs: DriverInputs,
         cluster: Submitter,
-        mirror: Mirror,
-        signals: Signals,
+        mirror: HeartbeatMirror,
+        signals: StopSignals,
         *,
         until_caught_up: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
@@ -123,7 +123,7 @@ class Agent:
         self._order: Order | None = None
         self._report: DriverReport | None = None
         self._reported_at_s = self._ordered_at_s = monotonic()
-        self._status, self._polled_at_s = _UNKNOWN, float("-inf")
+        self._status, self._polled_at_s = _UNKNOWN_STATUS, float("-inf")
         self._followed = False
         self._reports_read = self._log_shown = 0
         self._submit_problem: str | None = None
@@ -167,7 +167,7 @@ class Agent:
             report_age_s=now_s - self._reported_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
-            found=self._find(self._order),
+            found=self._find_submission(self._order),
             followed=self._followed,
             stop=self._signals.stop,
             force=self._signals.force,
@@ -204,29 +204,29 @@ class Agent:
             return
         now_s = self._monotonic()
         well = self._report is not None and self._report.exit is None and now_s - self._reported_at_s < REPORT_TIMEOUT_S
-        urgent = not well or self._signals.force or self._status is _UNKNOWN
+        urgent = not well or self._signals.force or self._status is _UNKNOWN_STATUS
         if not urgent and now_s - self._polled_at_s < QUERY_INTERVAL_S:
             return
         self._polled_at_s = now_s
         self._status = self._cluster.open(order.submission).status()
         self._mirror.show_status(order.submission, self._status)
 
-    def _find(self, order: Order | None) -> str | None:
+    def _find_submission(self, order: Order | None) -> str | None:
         """Return the cluster's name of the ordered driver if its submission returned none; None if it is not found."""
         if order is None or order.submission is not None:
             return None
         return self._cluster.find(self._inputs.driver(order.id))
 
-    def _carry_out(self, step: Step) -> None:
+    def _carry_out(self, step: AgentStep) -> None:
         if step.action is not AgentAction.WAIT:
             log.info("driver of stream %r: %s: %s", self._inputs.spec.name, step.action, step.reason)
         match step.action:
             case AgentAction.SUBMIT:
                 self._submit()
             case AgentAction.ADOPT:
-                self._put(submission=step.reason)
+                self._change_order(submission=step.reason)
             case AgentAction.ASK_TO_STOP:
-                self._put(stop=step.reason)
+                self._change_order(stop=step.reason)
             case AgentAction.KILL:
                 self._kill()
 
@@ -245,7 +245,7 @@ class Agent:
         former = self._current_order()
         # First the order, then the submission: otherwise nothing would refer to the driver.
         self._folder.put_order(order)
-        self._order, self._report, self._status = order, None, _UNKNOWN
+        self._order, self._report, self._status = order, None, _UNKNOWN_STATUS
         self._ordered_at_s, self._followed, self._log_shown, self._reports_read = self._monotonic(), True, 0, 0
         try:
             submission = self._cluster.submit(self._inputs.driver(order.id))
@@ -255,8 +255,8 @@ class Agent:
             log.warning("the cluster did not respond to the submission of a driver: %s", error)
             return
         log.info("the driver of stream %r is %s", self._inputs.spec.name, submission)
-        self._put(submission=submission)
-        self._folder.forget_all_but(order.id)
+        self._change_order(submission=submission)
+        self._folder.delete_all_but(order.id)
         if former is not None and former.submission is not None and former.master == order.master:
             # Kubernetes keeps the pod of a driver that has ended, with its log, until it is deleted.
             with suppress(FrazilError):
@@ -269,7 +269,7 @@ class Agent:
         if not self._order.kill:
             # The next agent continues the kill. A driver that starts late reads the stop.
             order = self._current_order() or self._order
-            self._put(kill=True, stop=order.stop or "the supervisor killed the driver")
+            self._change_order(kill=True, stop=order.stop or "the supervisor killed the driver")
         if self._order.submission is None:
             return
         if self._monotonic() - self._killed_at_s < KILL_INTERVAL_S:
@@ -280,7 +280,7 @@ class Agent:
         except FrazilError as error:
             log.warning("cannot kill the driver; will retry: %s", error)
 
-    def _put(self, **changes: Any) -> None:
+    def _change_order(self, **changes: Any) -> None:
         """Change the current order. Raises Fenced if another agent has replaced it."""
         if (order := self._current_order()) is not None:
             self._order = dataclasses.replace(order, **changes)
@@ -297,7 +297,7 @@ class Agent:
             f"and the newer driver continues; see `frazil status {stream}`"
         )
 
-    def _end(self, step: Step) -> tuple[int, str | None]:
+    def _end(self, step: AgentStep) -> tuple[int, str | None]:
         """Return the agent's exit code and the reason, after the rest of the driver's log was appended."""
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
@@ -305,7 +305,7 @@ class Agent:
                 text = self._cluster.open(self._order.submission).log(limit_bytes=MAX_LOG_BYTES)
                 if text:
                     sys.stderr.write(f"{text}\n")
-                    step = dataclasses.replace(step, reason=f"{step.reason}; {_last_line(text)}")
+                    step = dataclasses.replace(step, reason=f"{step.reason}; {_quote_last_line(text)}")
             if self._order.submission and not self._status.state.has_ended:
                 # Its Python has ended, but its JVM may hold executors forever.
                 with suppress(FrazilError):
@@ -316,7 +316,7 @@ class Agent:
                 raise Fenced(
                     f"the driver ended before it had caught up, because another agent stopped it ({order.stop})"
                 )
-        code = KILLED if self._signals.force and step.code == 0 and not self._has_reported_exit() else step.code
+        code = KILLED_CODE if self._signals.force and step.code == 0 and not self._has_reported_exit() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
 
@@ -324,14 +324,14 @@ class Agent:
         """Return whether the driver's last report says how it ended."""
         return self._report is not None and self._report.exit is not None
 
-    def _wanted_driver(self) -> Wanted:
+    def _wanted_driver(self) -> WantedDriver:
         """Return the properties of the driver that should run now."""
-        return Wanted(
+        return WantedDriver(
             self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
         )
 
 
-def _last_line(log_text: str) -> str:
+def _quote_last_line(log_text: str) -> str:
     """Return a text that quotes the last line of a log. It often explains why a driver ended without a report."""
     last = next((line.strip() for line in reversed(log_text.splitlines()) if line.strip()), "")
-    return f"its log ends with: {safe(last[-MAX_LINE_CHARACTERS:], lines=False)}"
+    return f"its log ends with: {escape_unsafe(last[-MAX_LINE_CHARACTERS:], lines=False)}"

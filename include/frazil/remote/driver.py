@@ -25,7 +25,7 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
-from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order
+from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.desired import DesiredStore
@@ -40,15 +40,15 @@ PAUSE_CHECK_INTERVAL_S = 30.0
 """Seconds between two checks of whether the stream is paused. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the log that a report includes."""
-CRASHED = 1
+CRASHED_CODE = 1
 """Exit code after an unexpected error."""
-JVM_GONE = 137
+JVM_ENDED_CODE = 137
 """Exit code after the JVM has ended."""
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
 
-def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
+def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
     """Write until an order, an operator or the end of Kafka's records stops the driver. Return the exit code.
 
     Raises FrazilError if the catalog or the order cannot be read.
@@ -77,17 +77,17 @@ def drive(stream: str, *, catalog: str, table: str, driver: str) -> int:
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
             write(spec, until_caught_up=order.wanted.until_caught_up)
         except SystemExit:
-            reporter.ended = Exit(0)
+            reporter.ended = DriverExit(0)
             raise
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
-            reporter.ended = Exit(error.exit_code, f"{type(error).__name__}: {error}")
+            reporter.ended = DriverExit(error.exit_code, f"{type(error).__name__}: {error}")
             return error.exit_code
         except Exception as error:
             log.exception("the writer crashed")
-            reporter.ended = Exit(CRASHED, f"{type(error).__name__}: {error}")
+            reporter.ended = DriverExit(CRASHED_CODE, f"{type(error).__name__}: {error}")
             raise
-        reporter.ended = Exit(0)
+        reporter.ended = DriverExit(0)
     return 0
 
 
@@ -114,7 +114,7 @@ class DriverReporter:
         stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
         interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        self.ended: Exit | None = None
+        self.ended: DriverExit | None = None
         """How the writer ended; reported when the context ends."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
         self._exchange, self._interval_s = open_exchange(run_folder(stream)), interval_s
@@ -175,7 +175,7 @@ class DriverReporter:
                 return "the stream is paused"
         return None
 
-    def _write_report(self, *, ended: Exit | None) -> None:
+    def _write_report(self, *, ended: DriverExit | None) -> None:
         """Write the log's end if it is new, and a report. `ended` is how the writer ended; None while it runs."""
         end = self._tail.end()
         if end.bytes > self._logged:
@@ -184,7 +184,7 @@ class DriverReporter:
         self._number += 1
         heartbeat = Heartbeat.read(self._exchange)
         self._folder.write_report(
-            self._order.id, DriverReport(self._number, heartbeat, own_submission(), end.bytes, ended)
+            self._order.id, DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
         )
 
 
@@ -213,7 +213,7 @@ class LogTail(logging.Handler):
         return LogEnd(text.decode(errors="replace"), size)
 
 
-def own_submission() -> str | None:
+def find_own_submission() -> str | None:
     """Return the name that a standalone cluster gave this driver; None on other clusters."""
     name = Path.cwd().name
     return name if _STANDALONE_ID.fullmatch(name) else None
@@ -227,6 +227,6 @@ def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
             time.sleep(poll_interval_s)
         with suppress(OSError):
             os.write(2, b"the driver's JVM is gone: the driver ends\n")
-        os._exit(JVM_GONE)
+        os._exit(JVM_ENDED_CODE)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -16,7 +16,7 @@ import yaml
 
 FILE = ".pyiceberg.yaml"
 """The name of PyIceberg's configuration file."""
-CATALOG = "FRAZIL_DRIVER_CATALOG"
+CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
 """The variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 """Beginnings of the names of variables that are passed to a driver."""
@@ -31,7 +31,7 @@ HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PRO
 """Endings of the names of variables that refer to files on this host. They are passed only if the stream uses them."""
 
 
-def driver_environment(
+def build_driver_environment(
     base: Mapping[str, str], *, referenced: Collection[str], catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the driver's variables: those that the stream uses, storage credentials, and the catalog's properties.
@@ -44,7 +44,7 @@ def driver_environment(
         if name in referenced or name in NAMES or (name.startswith(PREFIXES) and not name.endswith(HOST_FILE_SUFFIXES))
     }
     sent = json.dumps({"name": catalog, "properties": dict(properties)})
-    return {**passed, CATALOG: base64.b64encode(sent.encode()).decode()}
+    return {**passed, CATALOG_VARIABLE: base64.b64encode(sent.encode()).decode()}
 
 
 def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
@@ -57,7 +57,7 @@ def set_up_home(environment: MutableMapping[str, str], folder: Path) -> None:
     except OSError:  # an image's folder may be read-only
         home = Path(tempfile.mkdtemp(prefix="frazil-home-"))
     environment["FRAZIL_HOME"] = str(home)
-    if sent := environment.pop(CATALOG, None):
+    if sent := environment.pop(CATALOG_VARIABLE, None):
         found = json.loads(base64.b64decode(sent))
         file = home / FILE
         file.touch(mode=0o600)

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from pyiceberg.table import Table
 
-from frazil.commit.swap import TableHandle
+from frazil.commit.compare_and_swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedDriver:
     """The properties of the driver that should run.
 
     An agent reattaches to a driver with the same properties, and replaces any other driver.
@@ -48,7 +48,7 @@ class Order:
 
     id: str
     """The driver's id: 32 hexadecimal digits. Each submission has a new id."""
-    wanted: Wanted
+    wanted: WantedDriver
     declared: Mapping[str, Any]
     """The stream's declaration with unresolved references."""
     master: str
@@ -62,7 +62,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class DriverExit:
     """How a driver's writer ended."""
 
     code: int
@@ -79,7 +79,7 @@ class DriverReport:
     """The driver's name in the cluster, if the driver knows it."""
     log_bytes: int = 0
     """Total number of bytes that the driver has logged."""
-    exit: Exit | None = None
+    exit: DriverExit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ class DriverFolder:
         value = self._read("order.json")
         if value is None:
             return None
-        return Order(**{**_known_fields(Order, value), "wanted": Wanted(**_known_fields(Wanted, value["wanted"]))})
+        return Order(
+            **{**_known_fields(Order, value), "wanted": WantedDriver(**_known_fields(WantedDriver, value["wanted"]))}
+        )
 
     def put_order(self, order: Order) -> None:
         self._write("order.json", dataclasses.asdict(order))
@@ -123,7 +125,7 @@ class DriverFolder:
         if value is None:
             return None
         heartbeat = Heartbeat.from_json(value["heartbeat"]) if value.get("heartbeat") else None
-        ended = Exit(**_known_fields(Exit, value["exit"])) if value.get("exit") else None
+        ended = DriverExit(**_known_fields(DriverExit, value["exit"])) if value.get("exit") else None
         return DriverReport(**{**_known_fields(DriverReport, value), "heartbeat": heartbeat, "exit": ended})
 
     def write_report(self, driver: str, report: DriverReport) -> None:
@@ -137,7 +139,7 @@ class DriverFolder:
     def put_log_end(self, driver: str, end: LogEnd) -> None:
         self._write(f"{driver}/log.json", dataclasses.asdict(end))
 
-    def forget_all_but(self, driver: str) -> None:
+    def delete_all_but(self, driver: str) -> None:
         """Delete the reports and logs of all other drivers."""
         kept = (f"{self.folder}/order.json", f"{self.folder}/{driver}/")
         files = [file.path for file in self.store.list_files(self.folder)]

@@ -10,21 +10,26 @@ from typing import Any
 
 from frazil.cluster.kubernetes_pod import PROPERTIES
 from frazil.cluster.submission import ClusterDriver
-from frazil.commit.former_table import check_own_table
+from frazil.commit.own_table_check import check_own_table
 from frazil.errors import SpecError, TopicMissing
-from frazil.kafka.admin import KafkaOffsets
-from frazil.remote.driver_environment import driver_environment
+from frazil.kafka.admin import KafkaAdmin
+from frazil.remote.driver_environment import build_driver_environment
 from frazil.remote.driver_folder import DriverFolder
 from frazil.spec.load import find_file, read_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import connection_variable, environment_names, kafka_properties, resolve_all
-from frazil.spec.references import connections as declared_connections
+from frazil.spec.references import (
+    connection_variable,
+    find_environment_names,
+    resolve_kafka_properties,
+    resolve_properties,
+)
+from frazil.spec.references import find_connections as declared_connections
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.supervise.desired import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
-KUBERNETES_VARIABLE = "spark.kubernetes.driverEnv."
+DRIVER_VARIABLE_PREFIX = "spark.kubernetes.driverEnv."
 """The beginning of Spark properties that set a variable in the driver's pod."""
 
 
@@ -59,7 +64,7 @@ class DriverInputs:
         )
 
 
-def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
+def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
     """Create the stream's missing tables, and return the inputs for its driver.
 
     Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
@@ -75,27 +80,27 @@ def prepare(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
     check_own_table(spec, known)
     if known is None:
         # A mistyped topic must not leave an empty table behind.
-        settings = kafka_properties(spec, os.environ)
-        with KafkaOffsets(settings, spec.source.reads, stream=spec.name) as kafka:
+        settings = resolve_kafka_properties(spec, os.environ)
+        with KafkaAdmin(settings, spec.source.reads, stream=spec.name) as kafka:
             if not kafka.describe().partitions:
-                raise TopicMissing(f"stream {spec.name!r}: Kafka has no {spec.source.topics_in_words} yet")
+                raise TopicMissing(f"stream {spec.name!r}: Kafka has no {spec.source.topics_text} yet")
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
-    resolved = resolve_all(_submitted_properties(spec.resources), os.environ)
+    resolved = resolve_properties(_submitted_properties(spec.resources), os.environ)
     return DriverInputs(
         spec=spec,
-        declared=portable(read_stream(find_file(streams, spec.name)), streams),
+        declared=inline_schema_file(read_stream(find_file(streams, spec.name)), streams),
         resources=_submitted_resources(spec, resolved),
         folder=DriverFolder.open(table, spec.name),
         restart_generation=DesiredStore(spec.name, table).read().restart_generation,
         program=program,
         arguments=(spec.name, "--catalog", config.name, "--table", spec.table.identifier),
-        environment=_environment(spec, resolved, catalog=config.name, properties=config.properties),
+        environment=_driver_variables(spec, resolved, catalog=config.name, properties=config.properties),
     )
 
 
-def portable(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return a declaration in which the text of the schema file replaces its name. The driver's host does not have the
     file.
 
@@ -128,7 +133,7 @@ def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resou
     return spec.resources.model_copy(update={"spark": dict(resolved)})
 
 
-def _environment(
+def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the driver's variables.
@@ -136,8 +141,8 @@ def _environment(
     On Kubernetes, users of the cluster can read a pod's variables. The catalog's configuration and credentials are
     therefore not passed there.
     """
-    referenced = {*environment_names(spec), *map(connection_variable, declared_connections(spec))}
+    referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
-        named = {name for name in referenced if f"{KUBERNETES_VARIABLE}{name}" not in resolved}
+        named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}
         return {name: os.environ[name] for name in named if name in os.environ}
-    return driver_environment(os.environ, referenced=referenced, catalog=catalog, properties=properties)
+    return build_driver_environment(os.environ, referenced=referenced, catalog=catalog, properties=properties)

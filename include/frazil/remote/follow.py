@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.remote.driver_folder import DriverReport, Order, Wanted
+from frazil.remote.driver_folder import DriverReport, Order, WantedDriver
 
 SUBMISSION_TIMEOUT_S = 60.0
 """Seconds to wait for a driver whose submission had no response. Then another driver is submitted."""
-REPORT_VALID_S = 15.0
+REPORT_TIMEOUT_S = 15.0
 """Seconds after its last report for which a driver counts as running, even if the cluster does not list it."""
 EXIT_TIMEOUT_S = 30.0
 """Seconds for which the cluster may still list a driver as running after the driver has reported its end."""
-KILLED = 137
+KILLED_CODE = 137
 """The agent's exit code if its driver was killed."""
-CRASHED = 1
+CRASHED_CODE = 1
 """The agent's exit code if its driver ended for an unknown reason."""
 
 
@@ -35,7 +35,7 @@ class AgentAction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AgentStep:
     """An agent's next action, with its reason."""
 
     action: AgentAction
@@ -49,7 +49,7 @@ class Step:
 class DriverObservation:
     """What an agent knows about its driver at one point in time. Times are seconds of the agent's own clock."""
 
-    wanted: Wanted
+    wanted: WantedDriver
     master: str
     order: Order | None
     report: DriverReport | None
@@ -70,7 +70,7 @@ class DriverObservation:
     """Whether this agent was asked to kill the driver."""
 
 
-def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return for each rule
+def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a return for each rule
     """Return the step of the first rule that applies.
 
     An agent never submits a driver while another one may still run.
@@ -83,28 +83,28 @@ def decide(observation: DriverObservation) -> Step:  # noqa: PLR0911 - a return 
     if order.submission is None:
         return _await_submission(observation, order)
     if observation.force or order.kill:
-        return Step(
+        return AgentStep(
             AgentAction.KILL,
             "the driver did not end after a stop request" if order.kill else "the supervisor kills the driver",
         )
-    reason = observation.stop or _difference(observation, order)
+    reason = observation.stop or _describe_difference(observation, order)
     if reason is not None and order.stop is None:
         if observation.report is None and observation.status.state is DriverState.WAITING:
-            return Step(AgentAction.KILL, f"{reason}, and the driver has not started yet")
-        return Step(AgentAction.ASK_TO_STOP, reason)
-    return Step(AgentAction.WAIT, observation.status.reason)
+            return AgentStep(AgentAction.KILL, f"{reason}, and the driver has not started yet")
+        return AgentStep(AgentAction.ASK_TO_STOP, reason)
+    return AgentStep(AgentAction.WAIT, observation.status.reason)
 
 
-def _submit_or_end(observation: DriverObservation, reason: str) -> Step:
+def _submit_or_end(observation: DriverObservation, reason: str) -> AgentStep:
     """Return the step when no driver runs: submit a driver, or end if the agent was asked to."""
     if observation.force:
-        return Step(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED)
+        return AgentStep(AgentAction.END, "the supervisor asked to kill the driver, but no driver runs", KILLED_CODE)
     if observation.stop is not None:
-        return Step(AgentAction.END, f"{observation.stop}, and no driver runs")
-    return Step(AgentAction.SUBMIT, reason)
+        return AgentStep(AgentAction.END, f"{observation.stop}, and no driver runs")
+    return AgentStep(AgentAction.SUBMIT, reason)
 
 
-def _find_end(observation: DriverObservation) -> Step | None:
+def _find_end(observation: DriverObservation) -> AgentStep | None:
     """Return how the ordered driver ended, as a step; None if it may still run."""
     ended = observation.report.exit if observation.report else None
     state = observation.status.state
@@ -116,48 +116,50 @@ def _find_end(observation: DriverObservation) -> Step | None:
             how = f"{how}; {observation.status.reason}"
         elif state is DriverState.SUCCEEDED:
             how = observation.status.reason  # names an eviction, for example
-        return Step(AgentAction.END, ended.error or how, ended.code)
+        return AgentStep(AgentAction.END, ended.error or how, ended.code)
     if not state.has_ended or (
-        state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_VALID_S
+        state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_TIMEOUT_S
     ):
         return None
     if state is DriverState.SUCCEEDED:
-        return Step(AgentAction.END, observation.status.reason)
-    code = observation.status.exit_code or (KILLED if state is DriverState.KILLED else CRASHED)
-    return Step(AgentAction.END, f"the driver reported no error; {observation.status.reason}", code)
+        return AgentStep(AgentAction.END, observation.status.reason)
+    code = observation.status.exit_code or (KILLED_CODE if state is DriverState.KILLED else CRASHED_CODE)
+    return AgentStep(AgentAction.END, f"the driver reported no error; {observation.status.reason}", code)
 
 
-def _after_end(observation: DriverObservation, order: Order, end: Step) -> Step:
+def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:
     """Return the step after the ordered driver has ended: submit another driver, or end with the driver's exit code."""
     if observation.stop is not None or observation.force:
         started = observation.report is not None or observation.status.exit_code is not None
         return end if observation.followed and started else _submit_or_end(observation, end.reason)
     if not observation.followed:
-        return Step(AgentAction.SUBMIT, f"the last driver has ended: {end.reason}")
-    if order.stop is not None and (reason := _difference(observation, order)) is not None:
-        return Step(AgentAction.SUBMIT, f"{reason}, and the last driver has ended")
+        return AgentStep(AgentAction.SUBMIT, f"the last driver has ended: {end.reason}")
+    if order.stop is not None and (reason := _describe_difference(observation, order)) is not None:
+        return AgentStep(AgentAction.SUBMIT, f"{reason}, and the last driver has ended")
     return end
 
 
-def _await_submission(observation: DriverObservation, order: Order) -> Step:
+def _await_submission(observation: DriverObservation, order: Order) -> AgentStep:
     """Return the step while the driver's name in the cluster is unknown. The driver may run, start later, or not
     exist.
     """
     if name := (observation.report.submission if observation.report else None) or observation.found:
-        return Step(AgentAction.ADOPT, name)
+        return AgentStep(AgentAction.ADOPT, name)
     if observation.force and not order.kill:
-        return Step(AgentAction.KILL, "the supervisor kills the driver")
-    reason = observation.stop or _difference(observation, order)
+        return AgentStep(AgentAction.KILL, "the supervisor kills the driver")
+    reason = observation.stop or _describe_difference(observation, order)
     if reason is not None and order.stop is None:  # the cluster may start it after this agent has ended
-        return Step(AgentAction.ASK_TO_STOP, reason)
-    if observation.report is not None and observation.report_age_s < REPORT_VALID_S:
-        return Step(AgentAction.WAIT, "the driver runs; its name in the cluster is not known yet")
+        return AgentStep(AgentAction.ASK_TO_STOP, reason)
+    if observation.report is not None and observation.report_age_s < REPORT_TIMEOUT_S:
+        return AgentStep(AgentAction.WAIT, "the driver runs; its name in the cluster is not known yet")
     if observation.ordered_since_s < SUBMISSION_TIMEOUT_S:
-        return Step(AgentAction.WAIT, "the cluster did not respond to the submission, so the driver may still start")
+        return AgentStep(
+            AgentAction.WAIT, "the cluster did not respond to the submission, so the driver may still start"
+        )
     return _submit_or_end(observation, f"the last driver did not report within {SUBMISSION_TIMEOUT_S:.0f} s")
 
 
-def _difference(observation: DriverObservation, order: Order) -> str | None:
+def _describe_difference(observation: DriverObservation, order: Order) -> str | None:
     """Return how the ordered driver differs from the wanted one; None if it does not."""
     if order.master != observation.master:
         return f"resources.master has changed from {order.master}"

@@ -14,7 +14,7 @@ from frazil import clock
 from frazil.cluster.driver import DriverState, DriverStatus
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.host.writer_log import rotate_full
+from frazil.host.writer_log import rotate_full_log
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ LOG_CHECK_HEARTBEATS = 60
 """Number of heartbeats between two checks of whether the log is full."""
 
 
-class Mirror:
+class HeartbeatMirror:
     """A thread that writes the heartbeat to the run folder every second, until the `with` block ends.
 
     Before the driver starts, the heartbeat contains the driver's status in the cluster. While the storage does not
@@ -137,6 +137,6 @@ class Mirror:
             try:
                 self.write()
                 if heartbeats % LOG_CHECK_HEARTBEATS == 0:
-                    rotate_full(self._folder)
+                    rotate_full_log(self._folder)
             except Exception as error:  # a full disk must not end this thread
                 log.warning("cannot write the heartbeat: %r", error)

@@ -17,23 +17,23 @@ from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import Driver, DriverState
 from frazil.cluster.kubernetes import DriverPod
 from frazil.cluster.kubernetes_access import find_access
-from frazil.cluster.kubernetes_pod import driver_pod, pod_name
+from frazil.cluster.kubernetes_pod import build_pod, pod_name
 from frazil.cluster.submission import (
     PACKAGE_FOLDER,
     ClusterDriver,
-    properties_text,
-    submit_command,
-    submit_environment,
-    submit_properties,
+    build_submit_command,
+    build_submit_environment,
+    build_submit_properties,
+    format_properties,
     yarn_tag,
 )
 from frazil.cluster.yarn import (
-    HADOOP_FOLDERS,
+    HADOOP_FOLDER_VARIABLES,
     YarnDriver,
     find_application,
     is_submitted,
     parse_application_id,
-    resource_managers,
+    read_resource_managers,
 )
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
@@ -43,8 +43,8 @@ log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 300.0
 """Timeout (s) of spark-submit, which may upload a package of hundreds of megabytes."""
-NAMESPACE = "spark.kubernetes.namespace"
-CONTEXT = "spark.kubernetes.context"
+NAMESPACE_PROPERTY = "spark.kubernetes.namespace"
+CONTEXT_PROPERTY = "spark.kubernetes.context"
 
 
 class SubmitFailed(EnvironmentUnusable):
@@ -75,7 +75,7 @@ class Submitter(Protocol):
         """Return the driver with this name in the cluster."""
 
 
-def submitter(resources: Resources) -> Submitter:
+def create_submitter(resources: Resources) -> Submitter:
     """Return the submitter for the cluster of `resources.master`.
 
     Raises EnvironmentUnusable if Java, the cluster's configuration or its credentials are missing.
@@ -100,7 +100,7 @@ class StandaloneSubmitter:
     def submit(self, driver: ClusterDriver) -> str:
         import pyspark  # an extra
 
-        request = standalone.create_request(
+        request = standalone.build_request(
             driver.program,
             driver.arguments,
             properties=_standalone_properties(driver),
@@ -149,24 +149,24 @@ class YarnSubmitter:
     """A `Submitter` that runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        folder = next((environment[name] for name in HADOOP_FOLDERS if environment.get(name)), None)
+        folder = next((environment[name] for name in HADOOP_FOLDER_VARIABLES if environment.get(name)), None)
         if folder is None:
             raise EnvironmentUnusable(
                 "resources.master is yarn, but HADOOP_CONF_DIR is not set: set it in the environment of the writer"
             )
-        self._addresses = resource_managers(Path(folder))
+        self._addresses = read_resource_managers(Path(folder))
         self._user = environment.get("HADOOP_USER_NAME") or environment.get("USER")
 
     def submit(self, driver: ClusterDriver) -> str:
         try:
-            output = spark_submit(driver)
+            output = run_spark_submit(driver)
         except SubmitFailed as failed:
-            return self._accepted_application(driver, failed)
+            return self._find_accepted_application(driver, failed)
         if application := parse_application_id(output):
             return application
         raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
-    def _accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
+    def _find_accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
         """Return the application that YARN accepted although spark-submit failed.
 
         Raises `failed` if YARN accepted none, and ApiUnavailable if this is unknown.
@@ -202,12 +202,12 @@ class KubernetesSubmitter:
     """
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT))
-        self._namespace = resources.spark.get(NAMESPACE, "default")
+        self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT_PROPERTY))
+        self._namespace = resources.spark.get(NAMESPACE_PROPERTY, "default")
 
     def submit(self, driver: ClusterDriver) -> str:
         name = pod_name(driver)
-        self.open(name).create(driver_pod(driver, namespace=self._namespace))
+        self.open(name).create(build_pod(driver, namespace=self._namespace))
         return name
 
     def find(self, driver: ClusterDriver) -> str | None:
@@ -219,7 +219,7 @@ class KubernetesSubmitter:
         return DriverPod(submission, namespace=self._namespace, access=self._access)
 
 
-def spark_submit(
+def run_spark_submit(
     driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str:
     """Run spark-submit, and return its output once the cluster has accepted the driver.
@@ -233,11 +233,11 @@ def spark_submit(
     with tempfile.TemporaryDirectory(prefix="frazil-submit-") as folder:
         file = Path(folder) / "spark.properties"
         file.touch(mode=0o600)
-        file.write_text(properties_text(submit_properties(driver)))
+        file.write_text(format_properties(build_submit_properties(driver)))
         try:
             done = run(
-                submit_command(home, file, driver),
-                env=submit_environment(home, os.environ),
+                build_submit_command(home, file, driver),
+                env=build_submit_environment(home, os.environ),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -20,6 +20,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import decided_journals
 from frazil.commit.history import ancestors, commit_records
 from frazil.commit.journal import Journal, parse_key
@@ -27,7 +28,6 @@ from frazil.commit.late_rows import late_rows
 from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
 from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us
-from frazil.commit.rules import check_ancestry
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
 from frazil.partitions.completeness import (
@@ -36,7 +36,7 @@ from frazil.partitions.completeness import (
     Feed,
     WindowDecision,
     complete_until_us,
-    decide,
+    decide_windows,
     never_signalled_text,
     slowest_partition,
     waiting_text,
@@ -46,12 +46,12 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, never_complete, signalled_as
+from frazil.spec.routed_stream import RoutedStream, never_complete_message, signalled_as
 from frazil.table.branches import head_of
-from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
-from frazil.table.made_tables import load_route_tables, route_value, tables_named_like
-from frazil.table.parallel import in_parallel
+from frazil.table.made_tables import get_routing_value, list_matching_names, load_route_tables
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -99,19 +99,19 @@ class Assessment:
         return bool(self.decision.windows) or (self.signals.cursor is None and self.cursor is not None)
 
 
-def assess(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
+def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these streams feed.
 
     Returns None if the table does not exist, or if its windows never complete. `specs` are all declared streams of the
     table; they declare the same windows. At most `limit` windows complete. Raises MarkerUnreadable, TableLost,
     SpecError if another stream or user created a table that is named like a template's, and the errors of
-    `catalog_errors`.
+    `translate_catalog_errors`.
     """
     if specs[0].window is None:
         return None
     # The signals come first: if another process signals after this, the append finds the cursor moved.
     signals = TableSignals.load(catalog, specs[0].table.identifier)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(specs[0].table.identifier)
         except NoSuchTableError:
@@ -140,12 +140,12 @@ def assess_group(
         return []
     grain = Grain(spec.window)
     signals = TableSignals.load(catalog, spec.table.identifier)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         # The default table comes first: the rows of its batches are in the tables that are loaded later, or missing.
         decided = DecidedBatches.load(catalog, spec)
         bound_us = decided.feed(spec).complete_until_us
         own = {*route.tables.values(), *route.complete, spec.default_table, spec.dead_letter_table}
-        found = {name: signals.of(name) for name in tables_named_like(catalog, route) if name not in own}
+        found = {name: signals.of(name) for name in list_matching_names(catalog, route) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
         has_begun = any(its.cursor is not None for its in found.values())
         each = max(limit // max(len(names), 1), 1)
@@ -163,7 +163,7 @@ def assess_group(
             log.exception("%s: cannot read its windows", name)
             return error
 
-    results = in_parallel(assess_one, names)
+    results = run_in_parallel(assess_one, names)
     assessments = [one for one in results if isinstance(one, Assessment)]
     if not assessments and (errors := [one for one in results if isinstance(one, Exception)]):
         raise errors[0]
@@ -189,10 +189,10 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     if _is_behind(table, cursor):
         nothing = WindowDecision((), {}, None, None, _behind_message(spec.table.identifier))
         return Assessment(table, tuple(specs), grain, feeds, signals, nothing)
-    with catalog_errors(table.catalog.name):
+    with translate_catalog_errors(table.catalog.name):
         late = late_rows(table, cursor, column=spec.event_time.column, grain=grain)
     begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
-    decision = decide(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
+    decision = decide_windows(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
 
 
@@ -200,7 +200,7 @@ def _made_elsewhere(spec: StreamSpec, table: Table) -> bool:
     """Whether only the template of the stream's route names the table, and it did not create it."""
     if not isinstance(spec, RoutedStream) or spec.route is None or not spec.is_made:
         return False
-    return route_value(table.properties, spec.table.identifier, spec.route, stream=spec.name) is None
+    return get_routing_value(table.properties, spec.table.identifier, spec.route, stream=spec.name) is None
 
 
 def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:
@@ -298,7 +298,7 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
     rows = count_rows(seen.table, windows, column=seen.specs[0].event_time.column, snapshot_id=head.snapshot_id)
     filled = [window for window in windows if rows[window]]
     gate_results = gates(seen, filled) if gates and filled else {}
-    revisions, rejected = _revisions(seen), _count_rejected(seen)
+    revisions, rejected = _next_revisions(seen), _count_rejected(seen)
     signals = [
         Signal(
             table=seen.signals.table,
@@ -324,7 +324,7 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
     return Append(seen.signals, signals, moved)
 
 
-def _revisions(seen: Assessment) -> dict[Window, int]:
+def _next_revisions(seen: Assessment) -> dict[Window, int]:
     """Return the revisions of windows that are signalled again: the next revision, or the same one if no event was
     sent.
     """
@@ -358,7 +358,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
         signals = TableSignals.load(catalog, table)
         cursor = signals.cursor
         held = signals.newest(from_us=window.start_us, to_us=window.end_us).get(window)
-        with catalog_errors(catalog.name):
+        with translate_catalog_errors(catalog.name):
             now = catalog.load_table(table)
         head = head_of(now.metadata)
         if cursor is None or held is None or held.sent or head is None:
@@ -501,14 +501,14 @@ class WindowStatus:
     """Whether the window is before the first signalled window."""
 
 
-def window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
+def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
     """Return the status of an hour or a day. For a table with hourly windows, a day means all of its hours.
 
     Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
     """
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])
-    seen = assess(open_existing_catalog(specs[0].table.catalog), specs)
+    seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)
     if seen is None:
         return WindowStatus((), f"the table {table} does not exist yet: its writer has not committed")
     cursor = seen.signals.cursor
@@ -531,7 +531,7 @@ def _parse_window(key: str, spec: StreamSpec) -> Window:
     except ValueError as error:
         raise SpecError(f"partition {error}") from error
     if spec.window is None:
-        raise SpecError(never_complete(spec))
+        raise SpecError(never_complete_message(spec))
     if window.grain is Grain.HOUR and spec.window == "day":
         raise SpecError(f"partition {key!r} is an hour, but the windows of {spec.table.identifier} are days")
     return window

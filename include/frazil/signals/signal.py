@@ -87,29 +87,29 @@ _TYPES: Mapping[str, Any] = {
     "note": StringType(),
     "number": LongType(),
 }
-SCHEMA = Schema(
+SIGNALS_SCHEMA = Schema(
     *(NestedField(i, name, kind, required=name != "note") for i, (name, kind) in enumerate(_TYPES.items(), 1))
 )
-SPEC = PartitionSpec(
+SIGNALS_PARTITION_SPEC = PartitionSpec(
     PartitionField(source_id=1, field_id=1000, transform=IdentityTransform(), name="table"),
     PartitionField(source_id=3, field_id=1001, transform=DayTransform(), name="start_day"),
 )
-_MICROSECONDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
+_TIME_FIELDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us"}
 """The time columns, each with the field of `Signal` that has the time in microseconds."""
 
 
-def to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
+def signals_to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
     """Return the signals as rows of the table's Arrow schema."""
-    cells = [{name: getattr(s, _MICROSECONDS.get(name, name), None) for name in _TYPES} for s in signals]
+    cells = [{name: getattr(s, _TIME_FIELDS.get(name, name), None) for name in _TYPES} for s in signals]
     for cell, signal in zip(cells, signals, strict=True):
         cell["signalled_at"] = signal.signalled_at_ms * 1000
     return pa.table([pa.array([c[f.name] for c in cells]).cast(f.type) for f in schema], schema=schema)
 
 
-def from_row(row: Mapping[str, Any]) -> Signal:
+def signal_from_row(row: Mapping[str, Any]) -> Signal:
     """Return the signal in a row, which is given as a dictionary of Python values."""
     plain: dict[str, Any] = {
-        _MICROSECONDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
+        _TIME_FIELDS.get(name, name): microseconds(value) if isinstance(value, datetime) else value
         for name, value in row.items()
     }
     plain["signalled_at_ms"] = plain.pop("signalled_at") // 1000

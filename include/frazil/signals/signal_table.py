@@ -26,27 +26,27 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
+from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot
 from frazil.commit.history import ancestors
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, Done, RetryPolicy, TableHandle, commit_snapshot
-from frazil.commit.target import target_table
+from frazil.commit.staging_targets import target_table
 from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import SCHEMA, SPEC, Signal, from_row, to_arrow
+from frazil.signals.signal import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, Signal, signal_from_row, signals_to_arrow
 from frazil.spec.route import VALUE
-from frazil.spec.type_ends import rows_between
-from frazil.table.catalogs import catalog_errors
+from frazil.spec.type_ends import filter_between
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location, ensure_declared
 
 log = logging.getLogger(__name__)
 
-IDENTIFIER = "frazil.signals"
-PROPERTY_PREFIX = "frazil.signals."
+SIGNALS_TABLE = "frazil.signals"
+CURSOR_PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
 """Keys in the summary of each append: the table whose windows are signalled, and the start of the earliest window."""
@@ -72,9 +72,9 @@ class TableSignals:
 
         Raises MarkerUnreadable if a newer version or a user wrote the cursor.
         """
-        with catalog_errors(catalog.name):
+        with translate_catalog_errors(catalog.name):
             try:
-                signals = catalog.load_table(IDENTIFIER)
+                signals = catalog.load_table(SIGNALS_TABLE)
             except NoSuchTableError:
                 return cls(table, None, 0, None)
         return cls(table, None, 0, signals).of(table)
@@ -89,8 +89,8 @@ class TableSignals:
         """Return the signals of each table of this group; for a table, only its own."""
         if self.at is None or VALUE not in self.table:
             return [self]
-        own = [name for name in self.at.properties if name.startswith(PROPERTY_PREFIX)]
-        found = (self.of(name.removeprefix(PROPERTY_PREFIX)) for name in own)
+        own = [name for name in self.at.properties if name.startswith(CURSOR_PROPERTY_PREFIX)]
+        found = (self.of(name.removeprefix(CURSOR_PROPERTY_PREFIX)) for name in own)
         return [one for one in found if one.group == self.table]
 
     def event_key(self, signal: Signal) -> str:
@@ -108,7 +108,7 @@ class TableSignals:
 
     def newest(self, *, from_us: int, to_us: int) -> dict[Window, Signal]:
         """Return the last signal of each window of the table that begins in `[from, to)`."""
-        signals = self._scan(rows_between(SCHEMA.find_field("start"), from_us, to_us - 1))
+        signals = self._scan(filter_between(SIGNALS_SCHEMA.find_field("start"), from_us, to_us - 1))
         return {signal.window: signal for signal in signals}
 
     def after(self, number: int) -> tuple[Signal, ...]:
@@ -143,12 +143,12 @@ class TableSignals:
         named: BooleanExpression = EqualTo(term="table", value=self.table)
         if is_group:
             named = StartsWith(term="table", value=prefix)
-        signals = map(from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
+        signals = map(signal_from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
         tables = {one.table for one in self.members()}
         return tuple(sorted((s for s in signals if s.table in tables), key=lambda s: s.number))
 
 
-def newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
+def load_newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
     """Return the last signal of each window of a table that begins in `[from, to)`, ordered by window start."""
     newest = TableSignals.load(catalog, table).newest(from_us=from_us, to_us=to_us)
     return tuple(newest[window] for window in sorted(newest))
@@ -168,15 +168,15 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     Return False, without an append, if a cursor or the group's number moved meanwhile. Raises the errors of
     `commit_snapshot`.
     """
-    ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
-    handle = TableHandle(catalog, IDENTIFIER)
+    ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
+    handle = TableHandle(catalog, SIGNALS_TABLE)
     seen, *_ = (append.seen for append in appends)
     shared = None if seen.group is None else seen.of(seen.group).number
     first = max([shared or 0, *(append.seen.number for append in appends)]) + 1
     numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(chain(*(a.signals for a in appends)), first)]
     last = {append.seen.table: append.seen.number for append in appends} | {s.table: s.number for s in numbered}
     token = uuid.uuid4().hex
-    files = _write(handle.current(), numbered, token)
+    files = _write_files(handle.current(), numbered, token)
     writer = SnapshotWriter(files)
 
     def propose(table: Table) -> Done[bool] | Change[bool]:
@@ -184,23 +184,23 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
             return Done(False)
         if seen.group is not None and _read_cursor(table, seen.group)[1] != shared:
             return Done(False)
-        prepared = writer.prepare(table, summary=_summary(seen.group or seen.table, numbered), now_ms=clock_ms)
+        prepared = writer.prepare(table, summary=_append_summary(seen.group or seen.table, numbered), now_ms=clock_ms)
         texts = {a.seen.table: _cursor_text(a.cursor, last[a.seen.table], token, seen.group) for a in appends}
         if seen.group is not None:
             number = first - 1 + len(numbered)
             texts[seen.group] = json.dumps({"format": FORMAT_VERSION, "number": number, "token": token})
-        properties = {PROPERTY_PREFIX + name: text for name, text in texts.items()}
+        properties = {CURSOR_PROPERTY_PREFIX + name: text for name, text in texts.items()}
         moved = SetPropertiesUpdate(updates=properties)
         return Change(prepared.requirements, (*prepared.updates, moved), True, next(iter(properties.items())))
 
     landed = commit_snapshot(handle, propose, (writer,), retry_policy=RetryPolicy(total_s=60))
     # Only if the manifests are proven unused: an append whose response was lost may have landed.
     if not landed and files and not writer.manifests:
-        _discard(handle.current(), files)
+        _delete_files(handle.current(), files)
     return landed
 
 
-def _summary(table: str, signals: list[Signal]) -> dict[str, str]:
+def _append_summary(table: str, signals: list[Signal]) -> dict[str, str]:
     """Return the summary entries of an append."""
     if not signals:
         return {}
@@ -212,7 +212,7 @@ def _summary(table: str, signals: list[Signal]) -> dict[str, str]:
 
 
 def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
-    text = signals.metadata.properties.get(PROPERTY_PREFIX + table)
+    text = signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table)
     if text is None:
         return None, 0
     try:
@@ -229,13 +229,14 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
-            f"the property {PROPERTY_PREFIX + table!r} of table {IDENTIFIER} is not a cursor ({error!r}): it was "
+            f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): "
+            "it was "
             "edited by hand. Restore it"
         ) from error
 
 
 def _read_group(signals: Table, table: str) -> str | None:
-    text = signals.metadata.properties.get(PROPERTY_PREFIX + table)
+    text = signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table)
     return None if text is None else json.loads(text).get("group")
 
 
@@ -257,19 +258,19 @@ def _cursor_text(cursor: Cursor, number: int, token: str, group: str | None) -> 
     )
 
 
-def _discard(table: Table, files: Sequence[StagedFile]) -> None:
+def _delete_files(table: Table, files: Sequence[StagedFile]) -> None:
     """Delete the files of a failed append. Errors are only logged: they must not hide that the append failed."""
     try:
         open_store(table.location(), table.io.properties).delete(file.path for file in files)
     except (OSError, FrazilError) as error:
-        log.warning("cannot delete the files of a failed append to %s: %s", IDENTIFIER, error)
+        log.warning("cannot delete the files of a failed append to %s: %s", SIGNALS_TABLE, error)
 
 
-def _write(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
+def _write_files(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
     """Write the signals to staged files."""
     if not signals:
         return []
     target = target_table(table, folder=f"{data_location(table)}/{token}")
     writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
-    writer.add(to_arrow(signals, writer.layout.arrow_schema))
+    writer.add(signals_to_arrow(signals, writer.layout.arrow_schema))
     return writer.finish()

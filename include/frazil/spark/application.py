@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
-from frazil.spark.java import java_needed
+from frazil.spark.java import explain_java_errors
 from frazil.table.catalogs import spark_properties
 
 
@@ -25,7 +25,7 @@ def start_session(
     for catalog in catalogs:
         for key, value in spark_properties(catalog).items():
             builder = builder.config(key, value)
-    with java_needed():
+    with explain_java_errors():
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("WARN")
     return session

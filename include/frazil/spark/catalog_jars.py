@@ -10,11 +10,11 @@ from frazil.spark import jars
 from frazil.table.catalogs import spark_jar_sets
 
 
-def catalog_jars(*catalogs: str | None) -> list[Path]:
+def ensure_catalog_jars(*catalogs: str | None) -> list[Path]:
     """Return the paths of the jars for these catalogs. Downloads missing jars into the cache. None means the default
     catalog.
 
     Raises EnvironmentUnusable if Java or the network is missing, and SpecError for a catalog that is not configured.
     """
     sets = dict.fromkeys(name for catalog in catalogs for name in spark_jar_sets(catalog))
-    return [jar for name in sets for jar in jars.ensure(name)]
+    return [jar for name in sets for jar in jars.ensure_jars(name)]

@@ -19,7 +19,7 @@ import pyspark
 from frazil.home import cache_folder
 from frazil.spark.java import LEAN_OPTIONS, find_java
 
-NO_LOG = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+QUIET_OPTIONS = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """JVM options that turn off messages about the archive."""
 
 
@@ -32,20 +32,20 @@ def archive_path() -> Path:
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "([^"]+)"', output)
     installation = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
-    program = hashlib.sha256(_PROGRAM.encode()).hexdigest()[:8]
+    program = hashlib.sha256(_ARCHIVE_PROGRAM.encode()).hexdigest()[:8]
     return (
         cache_folder()
         / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{installation}-{program}.jsa"
     )
 
 
-def java_options() -> str:
+def lean_java_options() -> str:
     """Return the options of a JVM that needs few resources. They include the archive, if it exists."""
     path = archive_path()
-    return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {NO_LOG}" if path.exists() else LEAN_OPTIONS
+    return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {QUIET_OPTIONS}" if path.exists() else LEAN_OPTIONS
 
 
-_PROGRAM = """
+_ARCHIVE_PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
 session = (
@@ -64,7 +64,7 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 """The program whose JVM dumps the archive."""
 
 
-def make() -> Path:
+def create_archive() -> Path:
     """Create the archive if it is missing, and delete archives of earlier versions. Return the archive's path.
 
     Atomic, even if two processes create the archive. Raises RuntimeError if the session that creates it fails.
@@ -74,9 +74,9 @@ def make() -> Path:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    options = f"{LEAN_OPTIONS} -XX:ArchiveClassesAtExit={temporary} {NO_LOG}"
+    options = f"{LEAN_OPTIONS} -XX:ArchiveClassesAtExit={temporary} {QUIET_OPTIONS}"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, "-c", _PROGRAM, options]
+    command = [sys.executable, "-c", _ARCHIVE_PROGRAM, options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode or not temporary.exists():
         raise RuntimeError(done.stderr[-2000:])
@@ -89,6 +89,6 @@ def make() -> Path:
 
 if __name__ == "__main__":
     try:
-        print(f"JVM class archive: {make()}")
+        print(f"JVM class archive: {create_archive()}")
     except (OSError, RuntimeError) as error:
         print(f"cannot create the JVM class archive, so writers will start more slowly: {error}", file=sys.stderr)

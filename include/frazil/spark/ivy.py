@@ -20,9 +20,9 @@ from frazil.errors import EnvironmentUnusable
 from frazil.spark.java import require_java, require_pyspark
 
 _POLL_INTERVAL_S = 0.3
-_NOT_FOUND = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
+_NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
 """Matches Ivy's messages about files that do not exist."""
-_NO_CONNECTION = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
+_NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
 """Matches Ivy's messages about a failed connection."""
 
 
@@ -60,7 +60,7 @@ class MavenCoordinates:
         return cls(organisation, name, version, extension, classifier.removeprefix("-"))
 
 
-def retrieve(
+def download_jars(
     wanted: Sequence[MavenCoordinates],
     *,
     to: Path,
@@ -78,8 +78,8 @@ def retrieve(
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"
     descriptor = cache / f"ivy-{os.getpid()}.xml"
-    descriptor.write_text(_descriptor(wanted, transitive=transitive))
-    command = _command(descriptor, to=to, cache=cache, transitive=transitive)
+    descriptor.write_text(_ivy_descriptor(wanted, transitive=transitive))
+    command = _ivy_command(descriptor, to=to, cache=cache, transitive=transitive)
     try:
         with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
             try:
@@ -95,7 +95,7 @@ def retrieve(
         raise EnvironmentUnusable(_failure_message(log))
 
 
-def _command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
+def _ivy_command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -> list[str]:
     settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
     if not Path(settings).is_file():
         raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is not a file; correct or unset it.")
@@ -119,11 +119,11 @@ def _ivy_jar() -> Path:
     return jars[0]
 
 
-def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
+def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
     """Return Ivy's XML description of the wanted jars."""
     dependencies = "".join(
         f"\n    <dependency org={quoteattr(c.organisation)} name={quoteattr(c.name)} rev={quoteattr(c.version)}"
-        f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact(c)}</dependency>'
+        f' conf="default->default" transitive="{str(transitive).lower()}">{_artifact_element(c)}</dependency>'
         for c in wanted
     )
     return (
@@ -134,7 +134,7 @@ def _descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:
     )
 
 
-def _artifact(wanted: MavenCoordinates) -> str:
+def _artifact_element(wanted: MavenCoordinates) -> str:
     """Return the XML element that lists a file with a classifier; empty for other files.
 
     Ivy downloads a file with a classifier only if it is listed.
@@ -150,10 +150,10 @@ def _artifact(wanted: MavenCoordinates) -> str:
 def _failure_message(log: Path) -> str:
     """Return an error message with the cause found in Ivy's log."""
     text = log.read_text(errors="replace")
-    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND.findall(text)]
+    missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND_PATTERN.findall(text)]
     if "No space left on device" in text:
         cause = f"the disk of {log.parent} is full"
-    elif _NO_CONNECTION.search(text):
+    elif _NO_CONNECTION_PATTERN.search(text):
         cause = "the network does not respond"
     elif missing:
         cause = f"{missing[0]} was not found" + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else "")

@@ -24,14 +24,14 @@ from pathlib import Path
 
 from frazil import home
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.spark.ivy import MavenCoordinates, retrieve
+from frazil.spark.ivy import MavenCoordinates, download_jars
 
 LOCK_FILE = Path(__file__).with_name("jars.lock")
 """The lock file that is part of frazil."""
 
 
 @dataclass(frozen=True, slots=True)
-class Roots:
+class RootModules:
     """The Maven modules of a set of jars. With `transitive`, the set includes their run-time dependencies."""
 
     coordinates: tuple[str, ...]
@@ -40,25 +40,25 @@ class Roots:
 
 ROOTS = {
     # The broker logs through SLF4J 1.7, whose binding Kafka leaves to its distribution.
-    "kafka": Roots(
+    "kafka": RootModules(
         ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
     ),
     # Both contain their dependencies, or find them in Spark.
-    "spark": Roots(
+    "spark": RootModules(
         ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
     # Needed by some catalogs: see frazil.spark.catalog_jars.
-    "s3": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
-    "postgres": Roots(("org.postgresql:postgresql:42.7.11",), transitive=False),
+    "s3": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.12.0",), transitive=False),
+    "postgres": RootModules(("org.postgresql:postgresql:42.7.11",), transitive=False),
     # An archive of the whole server: see frazil.dev.registry.
-    "registry": Roots(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
+    "registry": RootModules(("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",), transitive=False),
     # Iceberg's newest runtime for Spark 4.0. With Spark 4.0, these sets replace those without a version.
-    "spark-4.0": Roots(
+    "spark-4.0": RootModules(
         ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0", "org.xerial:sqlite-jdbc:3.54.1.0"),
         transitive=False,
     ),
-    "s3-4.0": Roots(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
+    "s3-4.0": RootModules(("org.apache.iceberg:iceberg-aws-bundle:1.11.0",), transitive=False),
 }
 """The sets of jars by name."""
 DEFAULT_SETS = ("kafka", "spark")
@@ -82,7 +82,7 @@ class LockedJar:
         return f"{self.coordinates} {self.bytes} {self.sha256}"
 
 
-def variant(set_name: str, sets: Container[str] = ROOTS) -> str:
+def installed_variant(set_name: str, sets: Container[str] = ROOTS) -> str:
     """Return the set's variant for the installed version of Spark, such as `spark-4.0`, if `sets` has it; otherwise
     `set_name`.
     """
@@ -106,7 +106,7 @@ def load_locked(set_name: str, lock_file: Path | None = None) -> tuple[LockedJar
         raise EnvironmentUnusable(problem) from error
     if set_name not in sets:
         raise EnvironmentUnusable(f"{path.name} has no set of jars {set_name!r}; available sets: {', '.join(sets)}.")
-    return tuple(LockedJar.parse(line) for line in sets[variant(set_name, sets)]["jars"])
+    return tuple(LockedJar.parse(line) for line in sets[installed_variant(set_name, sets)]["jars"])
 
 
 def _lock_file() -> Path:
@@ -120,7 +120,7 @@ def cache_folder() -> Path:
     return Path(folder).expanduser().absolute() if folder else home.cache_folder() / "jars"
 
 
-def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
+def ensure_jars(set_name: str, lock_file: Path | None = None) -> list[Path]:
     """Return the paths of a set's jars. Downloads missing jars, and checks each jar's SHA-256.
 
     If two processes call this concurrently, one downloads and the other waits. Writes its progress to standard error.
@@ -134,7 +134,7 @@ def ensure(set_name: str, lock_file: Path | None = None) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         with _exclusive_lock(folder):
             if missing := _find_missing(jars, folder):
-                _fetch(set_name, missing, folder)
+                _download(set_name, missing, folder)
     return [folder / jar.coordinates.path for jar in jars]
 
 
@@ -148,20 +148,22 @@ def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
         if not path.is_file():
             missing.append(jar)
         elif _sha256(path) != jar.sha256:
-            _print(f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n")
+            _write_to_stderr(
+                f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n"
+            )
             path.unlink(missing_ok=True)
             missing.append(jar)
     return missing
 
 
-def _fetch(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
+def _download(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None:
     """Download jars into a temporary folder, check each jar, and move it into the cache."""
     cache = folder / ".ivy"
     wanted_mb = sum(jar.bytes for jar in missing) / 1e6
     progress = _Progress(set_name, len(missing), wanted_mb, cache)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
         try:
-            retrieve([jar.coordinates for jar in missing], to=Path(temporary), cache=cache, watch=progress.update)
+            download_jars([jar.coordinates for jar in missing], to=Path(temporary), cache=cache, watch=progress.update)
         finally:
             progress.end()
         for jar in missing:
@@ -194,7 +196,7 @@ def _exclusive_lock(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _print("another process is downloading jars; waiting for it …\n")
+            _write_to_stderr("another process is downloading jars; waiting for it …\n")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -208,7 +210,7 @@ class _Progress:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
         self._terminal = sys.stderr.isatty()
         self._last = ""
-        _print(f"downloading {jars} {self._what} ({mb:.0f} MB)\n")
+        _write_to_stderr(f"downloading {jars} {self._what} ({mb:.0f} MB)\n")
 
     def update(self) -> None:
         """Show the current progress, if it has changed enough."""
@@ -217,9 +219,9 @@ class _Progress:
         mb = sum(f.stat().st_size for f in files if f.exists()) / 1e6
         line = f"  {min(done, self._jars)} of {self._jars} {self._what}, {mb:.0f} of {self._mb:.0f} MB"
         if self._terminal and line != self._last:
-            _print(f"\r{line}\033[K")
+            _write_to_stderr(f"\r{line}\033[K")
         elif done // 10 != self._done_at_last() // 10:
-            _print(f"{line}\n")
+            _write_to_stderr(f"{line}\n")
         self._last = line
 
     def _done_at_last(self) -> int:
@@ -228,10 +230,10 @@ class _Progress:
     def end(self) -> None:
         self.update()
         if self._terminal:
-            _print("\n")
+            _write_to_stderr("\n")
 
 
-def _print(text: str) -> None:
+def _write_to_stderr(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 
@@ -241,20 +243,20 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lock(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, Roots] = ROOTS) -> None:
+def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = ROOTS) -> None:
     """Resolve the modules of each set, and write the coordinates, size and SHA-256 of each jar to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
             folder = Path(temporary) / name
             wanted = [MavenCoordinates.parse(text) for text in roots.coordinates]
-            retrieve(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
-            jars = sorted(_pin(path) for path in folder.rglob("*") if path.is_file())
+            download_jars(wanted, to=folder, cache=Path(temporary) / "cache", transitive=roots.transitive)
+            jars = sorted(_to_locked_jar(path) for path in folder.rglob("*") if path.is_file())
             written += ["", f'["{name}"]', "jars = [", *(f'  "{jar}",' for jar in jars), "]"]
     lock_file.write_text("\n".join(written) + "\n")
 
 
-def _pin(path: Path) -> LockedJar:
+def _to_locked_jar(path: Path) -> LockedJar:
     return LockedJar(MavenCoordinates.from_path(path), path.stat().st_size, _sha256(path))
 
 
@@ -267,15 +269,15 @@ def main(arguments: Sequence[str]) -> int:
         case ["fetch", *sets]:
             names = tuple(sets) or DEFAULT_SETS
         case _:
-            _print(f"{__doc__}\n")
+            _write_to_stderr(f"{__doc__}\n")
             return 2
     try:
         if not names:
-            lock()
+            write_lock_file()
         for name in names:
-            print(*ensure(name), sep="\n")
+            print(*ensure_jars(name), sep="\n")
     except FrazilError as error:
-        _print(f"{error}\n")
+        _write_to_stderr(f"{error}\n")
         return error.exit_code
     return 0
 

@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.extras import require
+from frazil.extras import require_module
 
 REQUIRED_MAJOR = 17
 LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that only schedules tasks. Optimising its code would take more CPU than it saves."""
 
-_HOW = (
+_HOW_TO_INSTALL = (
     f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
     f"java-17-openjdk-headless; macOS: brew install openjdk@17) and put it on PATH, or set JAVA_HOME to it."
 )
 """How to install Java."""
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_VERSION_PATTERN = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
@@ -35,28 +35,30 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     try:
         output = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False).stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EnvironmentUnusable(f"{java} ({found_by}) cannot be started: {error}. {_HOW}") from error
-    major = parse_major(output)
+        raise EnvironmentUnusable(f"{java} ({found_by}) cannot be started: {error}. {_HOW_TO_INSTALL}") from error
+    major = parse_major_version(output)
     if major != REQUIRED_MAJOR:
         version = f"is Java {major}" if major else "does not report its version"
-        raise EnvironmentUnusable(f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW}")
+        raise EnvironmentUnusable(
+            f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW_TO_INSTALL}"
+        )
     return java
 
 
-def in_jvm() -> bool:
+def runs_in_jvm() -> bool:
     """Return whether a JVM started this Python process, as for a driver in a cluster. Then no other JVM is needed."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextmanager
-def java_needed() -> Iterator[None]:
+def explain_java_errors() -> Iterator[None]:
     """Raise clear errors if a JVM cannot start in the `with` block.
 
     Raises EnvironmentUnusable if Java is missing or unsuitable, and MissingExtra if PySpark is missing. The version is
     checked only after a failed start, because `java -version` takes as long as starting the JVM.
     """
     require_pyspark()
-    if in_jvm():
+    if runs_in_jvm():
         yield
         return
     find_java(os.environ)
@@ -75,12 +77,12 @@ def require_pyspark() -> None:
     This checks for Py4J, because `import pyspark` also succeeds with pyspark-client, which has no jars. Airflow's Spark
     provider installs pyspark-client.
     """
-    require("py4j")
+    require_module("py4j")
 
 
-def parse_major(output: str) -> int | None:
+def parse_major_version(output: str) -> int | None:
     """Return the major version in the output of `java -version`; None if it has none. Returns 8 for `"1.8.0_402"`."""
-    match = _VERSION.search(output)
+    match = _VERSION_PATTERN.search(output)
     return int(match[1]) if match else None
 
 
@@ -92,11 +94,11 @@ def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
     if java_home := env.get("JAVA_HOME"):
         java = Path(java_home) / "bin" / "java"
         if not java.is_file():
-            raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but {java} does not exist. {_HOW}")
+            raise EnvironmentUnusable(f"JAVA_HOME is {java_home}, but {java} does not exist. {_HOW_TO_INSTALL}")
         return java, "JAVA_HOME"
     found = shutil.which("java", path=env.get("PATH", os.defpath))
     if not found:
         raise EnvironmentUnusable(
-            f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW}"
+            f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
         )
     return Path(found), "PATH"

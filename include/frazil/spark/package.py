@@ -21,7 +21,7 @@ from pathlib import Path
 
 import frazil
 from frazil.errors import EnvironmentUnusable, MissingExtra
-from frazil.ingest.compiled import KEPT_WITH_PYTHON
+from frazil.ingest.compiled import PREFIX_FOLDER
 
 REQUIRED_PACKAGES = (
     *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
@@ -30,9 +30,9 @@ REQUIRED_PACKAGES = (
 """Python packages that every archive contains."""
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
 """Packages that a driver's catalog may need. They are included if this host has them."""
-STORAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
+STORAGE_PACKAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
 """Maps each storage to the package that accesses it."""
-EXCLUDED = (
+EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
@@ -75,10 +75,14 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
         python = _copy_python(root)
         _copy_packages(
             root,
-            [*REQUIRED_PACKAGES, *filter(_is_installed, OPTIONAL_PACKAGES), *(STORAGES[name] for name in storages)],
+            [
+                *REQUIRED_PACKAGES,
+                *filter(_is_installed, OPTIONAL_PACKAGES),
+                *(STORAGE_PACKAGES[name] for name in storages),
+            ],
         )
         say("copied Python and packages; compiling the record decoders")
-        _prepare(root, python)
+        _compile_and_check(root, python)
         say("packing")
         temporary = Path(made) / target.name
         with tarfile.open(temporary, "w:gz", compresslevel=4) as archive:
@@ -86,15 +90,15 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
         temporary.replace(target)
 
 
-def installed_storages() -> tuple[str, ...]:
+def find_installed_storages() -> tuple[str, ...]:
     """Return the names of the storages whose packages are installed on this host."""
-    return tuple(name for name, requirement in STORAGES.items() if _is_installed(requirement))
+    return tuple(name for name, requirement in STORAGE_PACKAGES.items() if _is_installed(requirement))
 
 
 def _is_installed(requirement: str) -> bool:
     """Return whether a requirement and all its dependencies are installed."""
     try:
-        list(_closure([requirement]))
+        list(_find_dependencies([requirement]))
     except MissingExtra:
         return False
     return True
@@ -122,7 +126,7 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
     """Copy the required distributions and their dependencies, without files that are never loaded."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = root / "lib" / version / "site-packages"
-    for name in _closure(requirements):
+    for name in _find_dependencies(requirements):
         for file in distribution(name).files or ():
             if _is_kept(file.as_posix()):
                 source = Path(str(file.locate()))
@@ -148,10 +152,10 @@ def _is_kept(file: str) -> bool:
     def matches(patterns: Iterable[str]) -> bool:
         return any(fnmatch(file, pattern) for pattern in patterns)
 
-    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED)
+    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED_FILES)
 
 
-def _closure(requirements: Iterable[str]) -> Iterator[str]:
+def _find_dependencies(requirements: Iterable[str]) -> Iterator[str]:
     """Yield the names of the required distributions and of all their dependencies.
 
     Raises MissingExtra if a distribution is not installed.
@@ -180,11 +184,11 @@ def _closure(requirements: Iterable[str]) -> Iterator[str]:
                     queue.append(need)
 
 
-def _prepare(root: Path, python: Path) -> None:
+def _compile_and_check(root: Path, python: Path) -> None:
     """Compile the loops in the package, and check that it can stage records with the executors' PySpark."""
     import pyspark  # an extra
 
-    (root / KEPT_WITH_PYTHON).mkdir(parents=True)
+    (root / PREFIX_FOLDER).mkdir(parents=True)
     archives = map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip"))
     environment = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(archives), "HOME": str(root.parent)}
     for arguments in (["-m", "frazil.ingest.precompile"], ["-c", SMOKE_TEST]):

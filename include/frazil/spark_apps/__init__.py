@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 
-AGGREGATE_DAILY = _HERE / "aggregate_daily.py"
-BACKFILL = _HERE / "backfill.py"
-DRIVE_STREAM = _HERE / "drive_stream.py"
-MAINTAIN_TABLE = _HERE / "maintain_table.py"
-WRITE_APPLICATION = _HERE / "write_application.py"
-WRITE_STREAM = _HERE / "write_stream.py"
+AGGREGATE_DAILY = _FOLDER / "aggregate_daily.py"
+BACKFILL = _FOLDER / "backfill.py"
+DRIVE_STREAM = _FOLDER / "drive_stream.py"
+MAINTAIN_TABLE = _FOLDER / "maintain_table.py"
+WRITE_APPLICATION = _FOLDER / "write_application.py"
+WRITE_STREAM = _FOLDER / "write_stream.py"

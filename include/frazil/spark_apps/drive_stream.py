@@ -26,9 +26,9 @@ def main() -> int:
     set_up_home(os.environ, Path.cwd())
     try:
         with exit_on_error(), report_missing_extras():
-            from frazil.remote.driver import drive  # PyIceberg reads its configuration when imported
+            from frazil.remote.driver import run_driver  # PyIceberg reads its configuration when imported
 
-            return drive(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
+            return run_driver(arguments.name, catalog=arguments.catalog, table=arguments.table, driver=arguments.driver)
     finally:
         remove_catalog_config(os.environ)
 

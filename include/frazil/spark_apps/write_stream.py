@@ -14,7 +14,7 @@ from frazil.extras import report_missing_extras
 from frazil.host.process_log import exit_on_error
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
-from frazil.spec.load import check_tables_are_free
+from frazil.spec.load import check_tables_are_unowned
 from frazil.table.configuration import check_configuration
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     with exit_on_error(), report_missing_extras():
         check_configuration()
         spec = find_and_remember(arguments.streams, arguments.name)
-        check_tables_are_free(arguments.streams, spec)
+        check_tables_are_unowned(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
             from frazil.remote.agent import run_agent  # PyIceberg reads its configuration when imported
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs"})
 """URI schemes that PyIceberg opens through fsspec."""
 
-FOLDERS = ("write.data.path", "write.metadata.path")
+FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path")
 """Table properties whose values are folders."""
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
@@ -16,11 +16,11 @@ _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNOR
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 """Matches `host` or `host:port`; an IPv6 address is in brackets."""
 _MAX_PORT = 65_535
-_TRUNCATING = re.compile(r"[#?\x00-\x1f\x7f]")
+_TRUNCATING_CHARACTERS = re.compile(r"[#?\x00-\x1f\x7f]")
 """Characters at which storage libraries truncate a path."""
 
 
-def servers_problem(text: str) -> str | None:
+def find_servers_problem(text: str) -> str | None:
     """Return why a list of brokers cannot be used, as the end of a sentence; None if it can be.
 
     A string with `@` or `=` may contain credentials, so the message does not quote it.
@@ -30,10 +30,10 @@ def servers_problem(text: str) -> str | None:
             f"has {sign!r}, which suggests credentials next to a host; write host:port, and set the credentials in "
             "source.properties (sasl.username, sasl.password)"
         )
-    return next((problem for server in text.split(",") if (problem := _server_problem(server.strip()))), None)
+    return next((problem for server in text.split(",") if (problem := _find_server_problem(server.strip()))), None)
 
 
-def _server_problem(server: str) -> str | None:
+def _find_server_problem(server: str) -> str | None:
     if not server:
         return "has an empty entry next to a comma; write host:port, separated by commas"
     bare = _PROTOCOL.sub("", server, count=1)
@@ -50,19 +50,19 @@ def _server_problem(server: str) -> str | None:
     return None
 
 
-def path_problem(text: str) -> str | None:
+def find_path_problem(text: str) -> str | None:
     """Return why storage libraries would misread a path, as the end of a sentence; None if they would not.
 
     PyIceberg and Iceberg's S3 client interpret the text after `#` or `?` as a fragment or a query, and drop control
     characters.
     """
-    sign = _TRUNCATING.search(text)
+    sign = _TRUNCATING_CHARACTERS.search(text)
     return f"has {sign[0]!r}, at which storage libraries truncate a path; choose a folder without it" if sign else None
 
 
-def location_problem(text: str) -> str | None:
+def find_location_problem(text: str) -> str | None:
     """Return why a location cannot be used to store files, as the end of a sentence; None if it can."""
-    if problem := path_problem(text):
+    if problem := find_path_problem(text):
         return problem
     if text.startswith("/"):
         return None
@@ -77,6 +77,6 @@ def location_problem(text: str) -> str | None:
     )
 
 
-def names_store(error: Exception) -> bool:
+def is_object_store_error(error: Exception) -> bool:
     """Return whether an Arrow error comes from an object store. Only the error's text shows this."""
     return isinstance(error, OSError) and any(sign in str(error) for sign in ("AWS Error", "google::cloud", "Azure"))

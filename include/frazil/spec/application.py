@@ -10,7 +10,7 @@ from pathlib import Path
 from frazil import clock
 from frazil.spec.last_valid import STREAMS, find_declared
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import connections, environment_names
+from frazil.spec.references import find_connections, find_environment_names
 from frazil.spec.resources import Resources
 
 
@@ -43,12 +43,12 @@ class Application:
     @property
     def connections(self) -> frozenset[str]:
         """Ids of the Airflow connections to which the streams refer."""
-        return frozenset().union(*map(connections, self.streams))
+        return frozenset().union(*map(find_connections, self.streams))
 
     @property
     def environment(self) -> frozenset[str]:
         """Names of the environment variables to which the streams refer."""
-        return frozenset().union(*map(environment_names, self.streams))
+        return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when the whole application must be restarted.
@@ -60,7 +60,7 @@ class Application:
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 
 
-def shared_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
+def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
     """Return the applications that streams share, by name."""
     named: dict[str, list[StreamSpec]] = {}
     for spec in specs:
@@ -77,4 +77,4 @@ def find_application(folder: Path, name: str) -> Application | None:
     """
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
     specs = [one.spec for one in found if one.spec is not None and not one.removed]
-    return shared_applications(specs).get(name)
+    return group_applications(specs).get(name)

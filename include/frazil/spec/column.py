@@ -40,8 +40,8 @@ class Column(Model):
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None,
         alias="as",
-        description="For `string`. `json`: the column stores any value, as JSON text. For strings in a nested column, a "
-        "mapping: `{detail: json}`, `{element: json}`.",
+        description="For `string`. `json`: the column stores any value, as JSON text. For strings in a nested column, "
+        "a mapping: `{detail: json}`, `{element: json}`.",
     )
 
     from_: str | None = Field(
@@ -82,7 +82,7 @@ class Column(Model):
         """Path of the record's field that fills the column."""
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
-    def reading(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
+    def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
         """Return the settings for reading the column from records, except its type and unit.
 
         `cast` is the stream's setting. The column's own setting overrides it.
@@ -106,7 +106,7 @@ class Column(Model):
         return value
 
     @property
-    def json_texts(self) -> tuple[str, ...]:
+    def json_text_fields(self) -> tuple[str, ...]:
         """Full names of the string fields that store JSON text: fields of this column, or the column itself."""
         if self.as_ is None:
             return ()
@@ -114,7 +114,7 @@ class Column(Model):
 
     @field_validator("type")
     @classmethod
-    def _canonical_type(cls, value: str) -> str:
+    def _canonicalize_type(cls, value: str) -> str:
         return str(parse_type(value))
 
     @field_validator("name")

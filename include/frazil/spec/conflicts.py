@@ -8,14 +8,14 @@ from pathlib import Path
 
 from frazil.spec.coordinates import COORDINATES, LINE, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import seen_by
+from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
-MAX_CLASHES = 10
+MAX_SCHEMA_CONFLICTS = 10
 """Maximum number of contradicting columns to report for two streams of a table."""
 
 
-def conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
+def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     """Return a sentence for each conflict between streams in names, tables, applications, topics and schemas."""
     by_table: dict[tuple[str | None, str], dict[Path, StreamSpec]] = {}
     for path, spec in streams.items():
@@ -99,7 +99,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
             yield f"{path}: route.complete: {template!r} is the template of the stream in {other} too; rename one"
         for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
-            mine, theirs = seen_by(spec, table), seen_by(its, table)
+            mine, theirs = view_from_table(spec, table), view_from_table(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
                 declared = _evolution_conflict(its, f"the stream in {other}", table)
                 yield f"{path}: evolution: {spec.evolution.mode}, but {declared}"
@@ -141,7 +141,7 @@ def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 )
 
 
-def _mode(spec: StreamSpec) -> str:
+def _describe_mode(spec: StreamSpec) -> str:
     """Describe the stream's mode, with the key of an upsert stream."""
     return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
 
@@ -158,7 +158,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
             yield f"{path}: {key}: {mine}, but {beside} has: {its}; declare the same"
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
-                f"{path}: mode: {_mode(spec)}, but {beside} has: {_mode(first)}; all streams of a table need the "
+                f"{path}: mode: {_describe_mode(spec)}, but {beside} has: {_describe_mode(first)}; all streams of a "
+                "table need the "
                 "same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
@@ -166,10 +167,10 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
-        for clash in list(_struct_conflicts(_columns(spec), _columns(first), ()))[:MAX_CLASHES]:
+        for clash in list(_struct_conflicts(_table_struct(spec), _table_struct(first), ()))[:MAX_SCHEMA_CONFLICTS]:
             yield f"{path}: schema.{clash[0]}: {clash[1]}, but {beside} has: {clash[2]}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
-            if not _servers(spec) & _servers(other):  # the same cluster if they share a server name
+            if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
             if shared := _shared_topics(spec, other):
                 yield (
@@ -212,11 +213,11 @@ def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
     return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
 
-def _servers(spec: StreamSpec) -> set[str]:
+def _split_servers(spec: StreamSpec) -> set[str]:
     return {server.strip() for server in spec.source.bootstrap_servers.split(",")}
 
 
-def _columns(spec: StreamSpec) -> Struct:
+def _table_struct(spec: StreamSpec) -> Struct:
     """Return all columns of the stream's table as a struct, including coordinates."""
     declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
     if spec.coordinates:
@@ -248,7 +249,7 @@ def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator
     if mine.name != its.name:
         yield ".".join(path), f"written {mine.name!r}", repr(its.name)
     elif mine.required != its.required:
-        yield ".".join(path), _text(mine), _text(its)
+        yield ".".join(path), _format_field(mine), _format_field(its)
     else:
         yield from _type_conflicts(mine.type, its.type, path)
 
@@ -266,6 +267,6 @@ def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tu
         yield ".".join(path), str(mine), str(its)
 
 
-def _text(field: Field) -> str:
+def _format_field(field: Field) -> str:
     """Format a field's type as in a declaration."""
     return f"{field.type}{' not null' if field.required else ''}"

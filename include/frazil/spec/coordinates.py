@@ -32,7 +32,7 @@ METADATA_COLUMNS = frozenset(
     }
 )
 """Lower-case names of Iceberg's metadata columns. A table's own columns cannot have these names."""
-OF_ICEBERG = (
+METADATA_COLUMN_PROBLEM = (
     "has the name of one of Iceberg's metadata columns, so engines would refuse the table or read the wrong one"
 )
 """Problem of a column that has a name in `METADATA_COLUMNS`."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, field_validator
 
 from frazil.spec.inconsistent import Problem
-from frazil.spec.upsert import key_problems
+from frazil.spec.upsert import find_key_problems
 from frazil.spec.values import Model, PositiveDuration, YamlForm
 
 if TYPE_CHECKING:
@@ -37,4 +37,4 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     if (dedupe := spec.dedupe) is None:
         return
     columns = {column.name: column for column in spec.columns}
-    yield from key_problems(spec, "dedupe.key", dedupe.key, columns)
+    yield from find_key_problems(spec, "dedupe.key", dedupe.key, columns)

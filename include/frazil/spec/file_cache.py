@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 
 T = TypeVar("T")
 
-SETTLED_NS = 3_000_000_000
+MIN_SETTLED_AGE_NS = 3_000_000_000
 """Nanoseconds since a file's last change after which its content can be cached.
 
 Two changes within one tick of the file system's clock look the same. The coarsest ticks are 2 s (FAT, some NFS).
@@ -31,7 +31,7 @@ Signature = tuple[int, int, int, int] | None
 class _Entry(Generic[T]):
     """The cached result of a read: the value, or the text of its SpecError."""
 
-    signature: tuple[Signature, ...]
+    signatures: tuple[Signature, ...]
     """Signatures of the file and of the files beside it."""
     value: T | None
     problem: str | None
@@ -55,12 +55,12 @@ class FileCache(Generic[T]):
         The value is shared and must not be changed.
         """
         files = (path, *(path.parent / name for name in self._beside))
-        now_ns, seen = time.time_ns(), tuple(map(signature, files))
+        now_ns, seen = time.time_ns(), tuple(map(read_signature, files))
         entry = self._entries.get(path)
-        if entry is None or entry.signature != seen:
+        if entry is None or entry.signatures != seen:
             entry = self._read_entry(path, seen)
             # A file that has just changed may change again with the same signature, so it is read until it has settled.
-            if all(one is None or one[0] < now_ns - SETTLED_NS for one in seen):
+            if all(one is None or one[0] < now_ns - MIN_SETTLED_AGE_NS for one in seen):
                 if len(self._entries) >= MAX_ENTRIES:
                     self._entries.clear()
                 self._entries[path] = entry
@@ -80,7 +80,7 @@ class FileCache(Generic[T]):
             return _Entry(seen, None, str(error))
 
 
-def signature(path: Path) -> Signature:
+def read_signature(path: Path) -> Signature:
     """Return a value that changes when the file changes; None if the file is missing or inaccessible.
 
     It includes the change time (ctime), which programs cannot set, unlike the modification time.

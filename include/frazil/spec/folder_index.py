@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frazil.errors import SpecError
-from frazil.spec.load import stream_files
+from frazil.spec.load import list_stream_files
 from frazil.spec.yaml_file import read_mapping
 
 MAX_LISTING_AGE_S = 1.0
@@ -38,7 +38,7 @@ class FolderIndex:
         self._listings: dict[Path, _Listing] = {}
         self._one_at_a_time = threading.Lock()
 
-    def only_file(self, folder: Path, stream: str) -> Path | None:
+    def find_file(self, folder: Path, stream: str) -> Path | None:
         """Return the file that declares the stream, according to the folder's last listing.
 
         Returns None if no readable file declares it, or several files do.
@@ -46,16 +46,16 @@ class FolderIndex:
         with self._one_at_a_time:
             listing = self._listings.get(folder)
             if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
-                listing = self._listings[folder] = _Listing(self._clock(), _files(folder))
+                listing = self._listings[folder] = _Listing(self._clock(), _map_files(folder))
         return listing.files.get(stream)
 
 
-def _files(folder: Path) -> dict[str, Path | None]:
+def _map_files(folder: Path) -> dict[str, Path | None]:
     """Return the file that declares each stream; None for a stream that several files declare."""
     found: dict[str, Path | None] = {}
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
-        paths = stream_files(folder)
+        paths = list_stream_files(folder)
     except OSError:
         return {}
     for path in paths:
@@ -67,5 +67,5 @@ def _files(folder: Path) -> dict[str, Path | None]:
     return found
 
 
-FOLDERS = FolderIndex()
+FOLDER_INDEX = FolderIndex()
 """The index that all supervisors of the process share."""

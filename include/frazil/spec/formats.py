@@ -297,7 +297,7 @@ FORMATS: Mapping[str, type[Model]] = {
 """The model of each format, by its `type` in YAML."""
 
 
-def _with_type(value: object) -> object:
+def _expand_format_name(value: object) -> object:
     return {"type": value} if isinstance(value, str) else value
 
 
@@ -312,7 +312,7 @@ def _to_short_form(value: ValueFormat) -> object:
 Format = Annotated[
     ValueFormat,
     Field(discriminator="type"),
-    BeforeValidator(_with_type),
+    BeforeValidator(_expand_format_name),
     PlainSerializer(_to_short_form, when_used="json"),
     YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
 ]
@@ -321,26 +321,26 @@ Format = Annotated[
 _FORMAT: TypeAdapter[ValueFormat] = TypeAdapter(Format)
 
 
-def plain_format(value: ValueFormat) -> str | dict[str, Any]:
+def dump_format(value: ValueFormat) -> str | dict[str, Any]:
     """Return the format as written in YAML: its name, or a mapping of the settings that differ from the defaults."""
     plain: str | dict[str, Any] = _FORMAT.dump_python(value, mode="json")
     return plain
 
 
-def carried_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format for use on another host, in the form of `plain_format`.
+def dump_portable_format(value: ValueFormat) -> str | dict[str, Any]:
+    """Return the format for use on another host, in the form of `dump_format`.
 
     A schema file is replaced by its text. A registry that is not needed to read records is omitted. Raises SpecError if
     the schema file cannot be read.
     """
     if isinstance(value, JsonFormat):
-        return plain_format(value.model_copy(update={"registry": None}))
+        return dump_format(value.model_copy(update={"registry": None}))
     if isinstance(value, AvroFormat | ProtobufFormat) and value.schema_file is not None:
-        return plain_format(value.model_copy(update={"schema_file": None, "schema_text": schema_of(value)}))
-    return plain_format(value)
+        return dump_format(value.model_copy(update={"schema_file": None, "schema_text": read_schema_text(value)}))
+    return dump_format(value)
 
 
-def schema_of(value: AvroFormat | ProtobufFormat) -> str:
+def read_schema_text(value: AvroFormat | ProtobufFormat) -> str:
     """Return the text of the declared schema; a compiled descriptor is in base64.
 
     Raises SpecError if it cannot be read.
@@ -357,8 +357,8 @@ def schema_of(value: AvroFormat | ProtobufFormat) -> str:
         raise SpecError(f"source.format.schema-file: {path} cannot be read: {error}") from None
 
 
-def format_of(plain: str | Mapping[str, Any]) -> ValueFormat:
-    """Convert the result of `plain_format` back to the format. Raises pydantic's ValidationError."""
+def parse_format(plain: str | Mapping[str, Any]) -> ValueFormat:
+    """Convert the result of `dump_format` back to the format. Raises pydantic's ValidationError."""
     return _FORMAT.validate_python(plain, by_alias=True, by_name=False)
 
 

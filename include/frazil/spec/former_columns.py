@@ -14,11 +14,11 @@ from frazil.errors import SchemaIncompatible
 PROPERTY = "frazil.former-columns"
 """A JSON mapping of each former name to the field id of its renamed column; null for a dropped column."""
 
-Former = Mapping[str, int | None]
+FormerColumns = Mapping[str, int | None]
 """Field ids by former name; None for a dropped column."""
 
 
-def former_columns(properties: Mapping[str, str]) -> Former:
+def parse_former_columns(properties: Mapping[str, str]) -> FormerColumns:
     """Parse the table property with the former names.
 
     Raises SchemaIncompatible if the property is invalid. Only a manual edit can cause that.
@@ -35,12 +35,14 @@ def former_columns(properties: Mapping[str, str]) -> Former:
     )
 
 
-def current_name(existing: Schema, field_id: int | None) -> str | None:
+def find_current_name(existing: Schema, field_id: int | None) -> str | None:
     """Return the current name of a top-level column; None if the table has no column with this id."""
     return next((field.name for field in existing.fields if field.field_id == field_id), None)
 
 
-def names_in_rows(own: Schema, own_former: Former, main: Schema, main_former: Former) -> dict[str, set[str]]:
+def find_names_in_rows(
+    own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
+) -> dict[str, set[str]]:
     """Return the other names that each column of a routed table may have in rows written for the main table.
 
     Columns without other names are omitted.

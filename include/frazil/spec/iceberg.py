@@ -114,7 +114,7 @@ class _FieldIds:
         ]
 
 
-def schema(spec: StreamSpec) -> Schema:
+def table_schema(spec: StreamSpec) -> Schema:
     """Return the stream's schema: the declared columns in order, and the Kafka coordinates unless they are disabled.
 
     Field ids start at 1. The key of an upsert stream becomes Iceberg's identifier fields.
@@ -148,7 +148,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
         PartitionField(
             source_id=of.find_field(term.column).field_id,
             field_id=FIRST_PARTITION_FIELD_ID + index,
-            transform=_transform(term),
+            transform=_build_transform(term),
             name=term.field_name,
         )
         for index, term in enumerate(terms)
@@ -164,7 +164,7 @@ def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
     fields = [
         SortField(
             source_id=of.find_field(sort.term.column).field_id,
-            transform=_transform(sort.term),
+            transform=_build_transform(sort.term),
             direction=SortDirection(sort.direction),
             null_order=NullOrder(f"nulls-{sort.nulls}"),
         )
@@ -173,7 +173,7 @@ def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
     return SortOrder(*fields, order_id=1) if fields else SortOrder(order_id=0)
 
 
-def _transform(term: Term) -> Transform[Any, Any]:
+def _build_transform(term: Term) -> Transform[Any, Any]:
     arguments = (term.width,) if term.width else ()
     transform: Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
     return transform
@@ -228,20 +228,20 @@ DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
 """Partitioning of dead-letter tables: by day of rejection."""
 
 
-def type_text(kind: IcebergType) -> str:
+def format_type(kind: IcebergType) -> str:
     """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
     match kind:
         case StructType():
-            fields = (f"{f.name}: {type_text(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
+            fields = (f"{f.name}: {format_type(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
             return f"struct<{', '.join(fields)}>"
         case ListType():
-            return f"list<{type_text(kind.element_type)}>"
+            return f"list<{format_type(kind.element_type)}>"
         case MapType():
-            return f"map<{type_text(kind.key_type)}, {type_text(kind.value_type)}>"
+            return f"map<{format_type(kind.key_type)}, {format_type(kind.value_type)}>"
     return str(kind)
 
 
-def declaration(field: NestedField) -> str:
+def format_declaration(field: NestedField) -> str:
     """Format a column as an entry of `schema` in YAML. The text is valid in block style and within braces. Pure."""
-    text = type_text(field.field_type) + (" not null" if field.required else "")
+    text = format_type(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

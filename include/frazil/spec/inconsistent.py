@@ -27,7 +27,7 @@ class InconsistentError(ValueError):
         self.problems = found
 
 
-def did_you_mean(name: str, known: Mapping[str, object]) -> str:
+def suggest_names(name: str, known: Mapping[str, object]) -> str:
     """Return the end of a message about an unknown name: it suggests the most similar known name, or lists all."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -21,22 +21,22 @@ _Schema = dict[str, Any]
 
 def stream_schema() -> _Schema:
     """Return the JSON Schema (draft 2020-12) of a stream's YAML file, including short forms."""
-    schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_AsWritten)
+    schema = StreamSpec.model_json_schema(by_alias=True, schema_generator=_SchemaGenerator)
     definitions = schema["$defs"]
-    _allow_short(definitions, "Table", "`namespace.table`, such as demo.flights")
-    _allow_short(definitions, "EventTime", "the event time's column")
+    _allow_string(definitions, "Table", "`namespace.table`, such as demo.flights")
+    _allow_string(definitions, "EventTime", "the event time's column")
     for name in ("Maintenance", "Compaction", "Manifests", "Expiry", "Orphans", "Alerts"):
         definitions[name] = {"anyOf": [{"enum": ["on", "off", True, False]}, definitions[name]]}
     source = definitions["Source"]
     source["required"].remove("bootstrap-servers")  # it may be in _defaults.yaml
     source["oneOf"] = [{"required": ["topics"]}, {"required": ["topic-pattern"]}]
     source["properties"]["topics"].pop("default")
-    source["properties"]["topics"] = _string_or_list(source["properties"]["topics"])
-    source["properties"]["format"] = _format(source["properties"]["format"], definitions)
+    source["properties"]["topics"] = _string_or_list_schema(source["properties"]["topics"])
+    source["properties"]["format"] = _format_schema(source["properties"]["format"], definitions)
     for key in ("partition-by", "sort-by"):
-        schema["properties"][key] = _string_or_list(schema["properties"][key])
-    schema["properties"]["schema"] = _columns(schema["properties"]["schema"], definitions["Column"])
-    source["properties"]["schema"] = _columns(source["properties"]["schema"], definitions["Column"])
+        schema["properties"][key] = _string_or_list_schema(schema["properties"][key])
+    schema["properties"]["schema"] = _columns_schema(schema["properties"]["schema"], definitions["Column"])
+    source["properties"]["schema"] = _columns_schema(source["properties"]["schema"], definitions["Column"])
     definitions.pop("Column")
     _drop_titles(schema)
     return {
@@ -46,7 +46,7 @@ def stream_schema() -> _Schema:
     }
 
 
-class _AsWritten(GenerateJsonSchema):
+class _SchemaGenerator(GenerateJsonSchema):
     """Generates JSON Schemas whose default durations are written as in a declaration (`60s`), not in ISO 8601."""
 
     def encode_default(self, dft: Any) -> Any:
@@ -58,19 +58,19 @@ def render() -> str:
     return json.dumps(stream_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-def _allow_short(definitions: dict[str, _Schema], name: str, meaning: str) -> None:
+def _allow_string(definitions: dict[str, _Schema], name: str, meaning: str) -> None:
     """Let a definition also accept a string; `meaning` describes the string."""
     definitions[name] = {"anyOf": [{"type": "string", "description": meaning}, definitions[name]]}
 
 
-def _string_or_list(listed: _Schema) -> _Schema:
+def _string_or_list_schema(listed: _Schema) -> _Schema:
     """Return a schema that also accepts one string instead of a list of strings."""
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
 
 
-def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
+def _format_schema(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
     """Return a schema that accepts the name of a format, or a mapping with `type`."""
     for name in FORMATS:
         of_type = definitions[FORMATS[name].__name__]
@@ -80,7 +80,7 @@ def _format(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
     return {"anyOf": [{"enum": list(FORMATS)}, choice], "default": "json", "description": declared["description"]}
 
 
-def _columns(declared: _Schema, column: _Schema) -> _Schema:
+def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:
     """Return the schema of a mapping from column names to types, or to mappings with `type`."""
     fields = {key: value for key, value in column["properties"].items() if key != "name"}
     long_form = {"type": "object", "properties": fields, "required": ["type"], "additionalProperties": False}

@@ -27,32 +27,32 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.home import home, make_folder
-from frazil.spec.file_cache import Signature, signature
-from frazil.spec.load import find_file, load_stream, read_stream, stream_files, valid_streams, validate_stream
+from frazil.spec.file_cache import Signature, read_signature
+from frazil.spec.load import find_file, list_stream_files, load_stream, load_valid_streams, read_stream, validate_stream
 from frazil.spec.model import StreamSpec
 
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 """Version of the record files' format."""
-MOMENT_MS = 60_000
+MAX_FILE_ABSENCE_MS = 60_000
 """Milliseconds for which one of several files may be missing before it counts as removed."""
-EMPTY_MS = 600_000
+MAX_FOLDER_ABSENCE_MS = 600_000
 """Milliseconds for which all files of a folder may be missing before they count as removed. This is longer, because the
 folder of an unmounted volume also looks empty.
 """
-ENDING_MS = 900_000
+REMOVED_FILE_REPORT_MS = 900_000
 """Milliseconds for which a removed file is still reported, so that its DAG can stop running processes."""
 
 
-class Named(Protocol):
+class NamedDeclaration(Protocol):
     """A declaration with a name."""
 
     @property
     def name(self) -> str: ...
 
 
-T = TypeVar("T", bound=Named)
+T = TypeVar("T", bound=NamedDeclaration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class FileKind(Generic[T]):
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
 """How to read declared streams."""
-_kept: dict[Path, tuple[Named, Signature]] = {}
+_known_records: dict[Path, tuple[NamedDeclaration, Signature]] = {}
 """The declaration and signature of record files by path, because folders are read every few seconds. A declaration is
 current while the signature is unchanged.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class DeclaredFile(Generic[T]):
     """One declared file of a folder, present or missing."""
 
     path: Path
@@ -90,52 +90,58 @@ class Found(Generic[T]):
     """Whether the file has been missing only briefly, while other files of its folder exist."""
 
 
-def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Found[T]]:
+def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
     """Return all declared files of a folder, sorted by path, including broken files and missing files that have a
     record.
 
     Records valid declarations, and deletes the records of files that were removed long ago.
     """
-    memory = Memory(folder)
+    memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
-    found = [_read(path, kind, memory) for path in paths]
+    found = [_read_file(path, kind, memory) for path in paths]
     known = {one.spec.name for one in found if one.spec}
     for path in sorted(set(memory.paths()).difference(paths)):
         spec = memory.recall(path, kind)
         if spec is None or spec.name in known:  # from another version, or renamed
             memory.forget(path)
         elif problem:
-            found.append(Found(path, spec, problem))
+            found.append(DeclaredFile(path, spec, problem))
         else:
-            found += _find_missing(path, spec, memory, now_ms=now_ms, moment_ms=MOMENT_MS if paths else EMPTY_MS)
+            found += _find_missing(
+                path, spec, memory, now_ms=now_ms, moment_ms=MAX_FILE_ABSENCE_MS if paths else MAX_FOLDER_ABSENCE_MS
+            )
     return sorted(found, key=lambda one: one.path)
 
 
-def _read(path: Path, kind: FileKind[T], memory: Memory) -> Found[T]:
+def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
     """Load a file and record its declaration. For a broken file, return the recorded declaration and the problem."""
     try:
         spec = kind.load(path)
         memory.remember(path, spec, kind)
     except SpecError as error:
-        return Found(path, memory.recall(path, kind), str(error))
-    return Found(path, spec)
+        return DeclaredFile(path, memory.recall(path, kind), str(error))
+    return DeclaredFile(path, spec)
 
 
-def _find_missing(path: Path, spec: T, memory: Memory, *, now_ms: int, moment_ms: int) -> Iterator[Found[T]]:
+def _find_missing(
+    path: Path, spec: T, memory: DeclarationMemory, *, now_ms: int, moment_ms: int
+) -> Iterator[DeclaredFile[T]]:
     """Yield a missing file with its last valid declaration, or delete its record if it was removed long ago."""
     since_ms = memory.missing_since(path, now_ms=now_ms)
-    if now_ms - since_ms >= moment_ms + ENDING_MS:
+    if now_ms - since_ms >= moment_ms + REMOVED_FILE_REPORT_MS:
         memory.forget(path)
         return
     removed = now_ms - since_ms >= moment_ms
     state = "was removed" if removed else f"is missing; it counts as removed after {moment_ms // 1000} s"
     file = str(path).removesuffix(f"~{spec.name}")
-    yield Found(path, spec, f"{file}: {spec.name} {state}", removed, not removed and moment_ms == MOMENT_MS)
+    yield DeclaredFile(
+        path, spec, f"{file}: {spec.name} {state}", removed, not removed and moment_ms == MAX_FILE_ABSENCE_MS
+    )
 
 
-def recall(folder: Path, name: str, kind: FileKind[T]) -> T | None:
+def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
     """Return the recorded declaration with this name in a folder; None if none is recorded."""
-    memory = Memory(folder)
+    memory = DeclarationMemory(folder)
     specs = (memory.recall(path, kind) for path in memory.paths())
     return next((spec for spec in specs if spec is not None and spec.name == name), None)
 
@@ -149,7 +155,7 @@ def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
     try:
         return find_and_remember(folder, name), None
     except SpecError as error:
-        if (last := recall(folder, name, STREAMS)) is None:
+        if (last := recall_declaration(folder, name, STREAMS)) is None:
             raise
         return last, str(error)
 
@@ -161,11 +167,11 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
     """
     path = find_file(folder, name)
     spec = load_stream(path)
-    Memory(folder).remember(path, spec, STREAMS)
+    DeclarationMemory(folder).remember(path, spec, STREAMS)
     return spec
 
 
-def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
+def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return all streams of a folder, sorted by name, and the problems of broken files.
 
     For a broken file, the stream is its last valid declaration. Valid declarations are recorded. Raises SpecError if
@@ -173,7 +179,7 @@ def declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], li
     """
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
-        return valid_streams(folder)
+        return load_valid_streams(folder)
     specs = sorted((one.spec for one in found if one.spec), key=lambda spec: spec.name)
     return specs, [one.problem for one in found if one.problem]
 
@@ -182,7 +188,7 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
     """Return why a folder cannot be listed (None if it can), and its declared files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
-        return None, [path.absolute() for path in stream_files(folder)]
+        return None, [path.absolute() for path in list_stream_files(folder)]
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}", []
 
@@ -192,7 +198,7 @@ def _is_record(name: str) -> bool:
     return name.endswith(".json") and not name.startswith(".")
 
 
-class Memory:
+class DeclarationMemory:
     """The recorded declarations of one folder. If a record cannot be read or written, a warning is logged, and it
     counts as missing.
     """
@@ -219,8 +225,8 @@ class Memory:
         broken.
         """
         target = self._record(path)
-        seen = signature(target)
-        if seen is not None and _kept.get(target) == (spec, seen):
+        seen = read_signature(target)
+        if seen is not None and _known_records.get(target) == (spec, seen):
             return
         declared = kind.read(path)
         kind.validate(declared, path)
@@ -232,7 +238,7 @@ class Memory:
                 renamed = path.with_name(f"{path.name}~{last.name}")
                 self._write(renamed, {"format": FORMAT_VERSION, "declared": before["declared"]})
             self._write(path, record)
-        _kept[target] = spec, signature(target)
+        _known_records[target] = spec, read_signature(target)
 
     def recall(self, path: Path, kind: FileKind[T]) -> T | None:
         """Return the recorded declaration of a file; None if none is recorded, or if it is invalid in this version."""

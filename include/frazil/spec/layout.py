@@ -17,7 +17,7 @@ TIME_TRANSFORMS = frozenset({"year", "month", "day", "hour"})
 """Transforms of a time to a number of years, months, days or hours."""
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour", "void")
 """All transforms of Iceberg that a term can use."""
-ALLOWED = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
+ALLOWED_TERMS = "column, year/month/day/hour(column), bucket(n, column), truncate(n, column), void(column)"
 """The allowed forms of a partition term, for messages."""
 
 MAX_WIDTH = 2**31 - 1
@@ -25,7 +25,7 @@ MAX_WIDTH = 2**31 - 1
 
 _TIMES = frozenset({"timestamp", "timestamptz"})
 _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid", "fixed", "binary"}
-_FITS = {
+_TYPES_BY_TRANSFORM = {
     "bucket": _BUCKETS,
     "truncate": frozenset({"int", "long", "decimal", "string", "binary"}),
     "year": _TIMES | {"date"},
@@ -38,7 +38,7 @@ _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
 """Matches a column, or a transform of a column with an optional width."""
-_PART = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
+_UNFINISHED_SORT_TERM = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
 """Matches a term that ends with an incomplete direction. A name alone, such as `desc`, may be a column."""
 
 
@@ -85,13 +85,13 @@ def parse_term(text: str) -> Term:
     """
     match = _TERM.fullmatch(text.strip())
     if match is None or bool(match["transform"]) != bool(match["close"]):
-        raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED}")
+        raise ValueError(f"is not a partition or sort term; write one of: {ALLOWED_TERMS}")
     name = (match["transform"] or "identity").lower()
     if name not in TRANSFORMS:
         close = get_close_matches(name, TRANSFORMS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"has {name!r}, which is not an Iceberg transform{hint} (allowed: {ALLOWED})")
-    return Term(name, match["column"].rstrip(), _width(name, match["width"]))
+        raise ValueError(f"has {name!r}, which is not an Iceberg transform{hint} (allowed: {ALLOWED_TERMS})")
+    return Term(name, match["column"].rstrip(), _parse_width(name, match["width"]))
 
 
 def parse_sort_term(text: str) -> SortTerm:
@@ -108,25 +108,29 @@ def parse_sort_term(text: str) -> SortTerm:
     words = head.rsplit(None, 1)
     if len(words) > 1 and words[-1].lower() in {"asc", "desc"}:
         head, direction = words[0], "asc" if words[-1].lower() == "asc" else "desc"
-    if not head or _PART.search(head):
+    if not head or _UNFINISHED_SORT_TERM.search(head):
         raise ValueError("is not a sort term; write a column or transform, then asc or desc, then nulls first or last")
     by_default: Literal["first", "last"] = "first" if direction == "asc" else "last"
     return SortTerm(parse_term(head), direction, nulls or by_default)
 
 
-def fits(transform: str, source: Type) -> bool:
+def can_transform(transform: str, source: Type) -> bool:
     """Return whether Iceberg allows the transform on a column of this type."""
     if not isinstance(source, Primitive):
         return False
-    return source.name in _FITS[transform] if transform in _FITS else True
+    return source.name in _TYPES_BY_TRANSFORM[transform] if transform in _TYPES_BY_TRANSFORM else True
 
 
-def fitting_types(transform: str) -> str:
+def list_transformable_types(transform: str) -> str:
     """Return the types to which a transform can be applied, as text for messages."""
-    return ", ".join(sorted(_FITS[transform])) if transform in _FITS else "any type but struct, list and map"
+    return (
+        ", ".join(sorted(_TYPES_BY_TRANSFORM[transform]))
+        if transform in _TYPES_BY_TRANSFORM
+        else "any type but struct, list and map"
+    )
 
 
-def _width(transform: str, text: str | None) -> int | None:
+def _parse_width(transform: str, text: str | None) -> int | None:
     """Return the number of a `bucket` or `truncate` term; None for other transforms. Raises ValueError."""
     if transform not in {"bucket", "truncate"}:
         if text is not None:

@@ -6,61 +6,69 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from frazil.spec.coordinates import COORDINATES, LINE
-from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.layout import TIME_TRANSFORMS, Term, fits, fitting_types, parse_sort_term, parse_term
+from frazil.spec.inconsistent import Problem, suggest_names
+from frazil.spec.layout import (
+    TIME_TRANSFORMS,
+    Term,
+    can_transform,
+    list_transformable_types,
+    parse_sort_term,
+    parse_term,
+)
 from frazil.spec.types import Primitive, Struct, Type, parse_type
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
-Columns = Mapping[str, Type | None]
+ColumnTypes = Mapping[str, Type | None]
 """Types of columns by name; None for a type that cannot be parsed."""
 
 
-def partitioning(spec: StreamSpec) -> Iterator[Problem]:
+def find_partitioning_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of partition terms: columns of unsuitable types, and terms that conflict."""
-    columns, terms = _types(spec), [parse_term(text) for text in spec.partition_by]
+    columns, terms = _collect_types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
-        yield from _term(f"partition-by.{index}", term, columns)
-        yield from _partition_field(f"partition-by.{index}", term, terms[:index], columns)
+        yield from _find_term_problems(f"partition-by.{index}", term, columns)
+        yield from _find_field_problems(f"partition-by.{index}", term, terms[:index], columns)
 
 
-def sorting(spec: StreamSpec) -> Iterator[Problem]:
+def find_sorting_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of sort terms, such as columns of unsuitable types."""
     for index, text in enumerate(spec.sort_by):
-        yield from _term(f"sort-by.{index}", parse_sort_term(text).term, _types(spec))
+        yield from _find_term_problems(f"sort-by.{index}", parse_sort_term(text).term, _collect_types(spec))
 
 
-def _types(spec: StreamSpec) -> Columns:
+def _collect_types(spec: StreamSpec) -> ColumnTypes:
     """Return the types of all columns of the table, including coordinates."""
     declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
     lines = {LINE: Primitive("int")} if spec.has_lines else {}
     return declared | COORDINATES | lines if spec.coordinates else declared
 
 
-def _term(key: str, term: Term, columns: Columns) -> Iterator[Problem]:
+def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[Problem]:
     """Yield the problem of a term whose column is missing or has an unsuitable type."""
     if columns.get(term.column.split(".")[0], Primitive("")) is None:
         return
-    source = _source(term.column, columns)
+    source = _find_type(term.column, columns)
     if source is None:
         bare = term.transform == "identity" and term.column in TIME_TRANSFORMS
-        hint = f"; write {term.column}(column)" if bare else did_you_mean(term.column, columns)
+        hint = f"; write {term.column}(column)" if bare else suggest_names(term.column, columns)
         yield Problem(key, str(term), f"refers to {term.column!r}, which is not a column{hint}")
-    elif not fits(term.transform, source):
+    elif not can_transform(term.transform, source):
         yield Problem(
             key,
             str(term),
-            f"does not fit: {term.column} is {source}, but {term.transform} takes {fitting_types(term.transform)}",
+            f"does not fit: {term.column} is {source}, but {term.transform} takes "
+            f"{list_transformable_types(term.transform)}",
         )
 
 
-def _partition_field(key: str, term: Term, before: list[Term], columns: Columns) -> Iterator[Problem]:
+def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
     """Yield the problem of a partition field that Iceberg or Spark refuses, or that repeats another term's time.
 
     `before` has the terms that precede it.
     """
-    other, source = next((t for t in before if t.field_name == term.field_name), None), _source(term.column, columns)
+    other, source = next((t for t in before if t.field_name == term.field_name), None), _find_type(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
@@ -80,7 +88,7 @@ def _partition_field(key: str, term: Term, before: list[Term], columns: Columns)
             yield Problem(key, str(term), f"is redundant next to {clash}; keep the finer one")
 
 
-def _source(path: str, columns: Columns) -> Type | None:
+def _find_type(path: str, columns: ColumnTypes) -> Type | None:
     """Return the type at a dotted path; None if the path does not exist.
 
     As in Iceberg, a path may only go through structs.

@@ -14,11 +14,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import conflicts, find_foreign_writes
+from frazil.spec.conflicts import find_conflicts, find_foreign_writes
 from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
-from frazil.spec.routed_stream import feeding, with_windows
+from frazil.spec.routed_stream import feeding, list_windowed_views
 from frazil.spec.yaml_file import read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
@@ -60,20 +60,20 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
-        raise SpecError(describe(error, declared, path, lambda key: _file_of(key, path))) from None
+        raise SpecError(describe(error, declared, path, lambda key: _find_file_of_key(key, path))) from None
 
 
-def _file_of(key: str, path: Path) -> Path:
+def _find_file_of_key(key: str, path: Path) -> Path:
     """Return the file that sets a key: `_defaults.yaml` if only that file has the key, otherwise the stream's own
     file.
     """
     with suppress(SpecError):
-        if _has(read_defaults(path.parent), key) and not _has(read_mapping(path), key):
+        if _has_key(read_defaults(path.parent), key) and not _has_key(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
     return path
 
 
-def _has(declared: Mapping[str, Any], key: str) -> bool:
+def _has_key(declared: Mapping[str, Any], key: str) -> bool:
     """Return whether a dotted key is declared, or the list that it is an element of. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
@@ -97,35 +97,35 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
         )
     loaded: dict[Path, StreamSpec] = {}
     failures: list[str] = []
-    for path in stream_files(folder):
+    for path in list_stream_files(folder):
         try:
             loaded[path] = load_stream(path)
         except SpecError as error:
             failures.append(str(error))
-    failures.extend(conflicts(loaded))
+    failures.extend(find_conflicts(loaded))
     if failures:
         raise SpecError("\n".join(failures))
     return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
-def valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
+def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
     """Return the valid streams of a folder, sorted by name, and the problems of the other files.
 
     Raises SpecError if there are neither streams nor problems.
     """
     specs: list[StreamSpec] = []
     errors: list[str] = []
-    for path in stream_files(folder) if folder.is_dir() else ():
+    for path in list_stream_files(folder) if folder.is_dir() else ():
         try:
             specs.append(load_stream(path))
         except SpecError as error:
             errors.append(str(error))
     if not specs and not errors:
-        raise no_stream(folder)
+        raise no_stream_error(folder)
     return sorted(specs, key=lambda spec: spec.name), errors
 
 
-def no_stream(folder: Path) -> SpecError:
+def no_stream_error(folder: Path) -> SpecError:
     """Return the error for a folder without declared streams."""
     return SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
 
@@ -138,7 +138,7 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
     return load_stream(find_file(folder, name))
 
 
-def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
+def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
     """Check that no other stream owns the stream's dead-letter table or routed tables.
 
     Raises SpecError. Broken files are ignored. `frazil validate` checks this too, but may not have been run.
@@ -146,7 +146,7 @@ def check_tables_are_free(folder: Path, spec: StreamSpec) -> None:
     if spec.route is None and spec.dead_letters.table is None:
         return
     loaded: dict[Path, StreamSpec] = {}
-    for path in stream_files(folder):
+    for path in list_stream_files(folder):
         with suppress(SpecError):
             loaded[path] = load_stream(path)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
@@ -161,7 +161,7 @@ def find_file(folder: Path, name: str) -> Path:
     """
     known: dict[str, Path] = {}
     failures: list[str] = []
-    for path in stream_files(folder):
+    for path in list_stream_files(folder):
         try:
             declared = read_mapping(path).get("name")
         except SpecError as error:
@@ -172,7 +172,7 @@ def find_file(folder: Path, name: str) -> Path:
         known[str(declared)] = path
     if name in known:
         return known[name]
-    if shared := sorted(stream for stream, path in known.items() if _application(path) == name):
+    if shared := sorted(stream for stream, path in known.items() if _read_application(path) == name):
         raise SpecError(f"{name!r} is an application, not a stream; use one of its streams: {', '.join(shared)}")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
@@ -180,23 +180,23 @@ def find_file(folder: Path, name: str) -> Path:
     raise SpecError("\n".join([message, *failures]))
 
 
-def _application(path: Path) -> str | None:
+def _read_application(path: Path) -> str | None:
     """Return the shared application of a file's stream; None if it has none, or if the file is broken."""
     with suppress(SpecError):
         return load_stream(path).application
     return None
 
 
-def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
+def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that write to a table, sorted by name. A stream that routes to the table is returned as
-    `seen_by` returns it.
+    `view_from_table` returns it.
 
     Raises SpecError with the known tables if no stream writes to the table. Also raises SpecError if a broken file
     mentions the table, because the file's stream is unknown.
     """
     valid: list[StreamSpec] = []
     failures: list[str] = []
-    for path in stream_files(folder):
+    for path in list_stream_files(folder):
         try:
             valid.append(load_stream(path))
         except SpecError as error:
@@ -205,13 +205,13 @@ def streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
             failures.append(str(error))
     found = feeding(valid, table)
     if not found:
-        known = sorted({each.table.identifier for spec in valid for each in with_windows(spec)})
+        known = sorted({each.table.identifier for spec in valid for each in list_windowed_views(spec)})
         message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"
         raise SpecError("\n".join([message, *failures]))
     return tuple(found)
 
 
-def stream_files(folder: Path) -> list[Path]:
+def list_stream_files(folder: Path) -> list[Path]:
     """Return the files of a folder that declare streams, sorted by path."""
     files = (path for pattern in ("*.yaml", "*.yml") for path in folder.glob(pattern))
     return sorted(path for path in files if not path.name.startswith(("_", ".")))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from frazil.spec.values import Bytes, Count, Model, Percentage, PositiveDuration, Records, Several
+from frazil.spec.values import Bytes, Count, CountFromTwo, Model, Percentage, PositiveDuration, Records
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
 """Values that switch an action on or off. YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as
@@ -15,7 +15,7 @@ words.
 """
 
 
-class Switched(Model):
+class SwitchableAction(Model):
     """An action that `off` switches off."""
 
     enabled: bool = Field(True, description="`false`, or `off` in place of the mapping, switches this off.")
@@ -28,7 +28,7 @@ class Switched(Model):
         return value if on is None else {"enabled": on}
 
 
-class Compaction(Switched):
+class Compaction(SwitchableAction):
     """Rewrites the small data files of a partition as few large files."""
 
     strategy: Literal["binpack", "sort"] = Field(
@@ -36,10 +36,10 @@ class Compaction(Switched):
         description="`sort` also sorts by the table's sort order, at about twice the cost.",
     )
     budget: Bytes = Field(default=20 * 2**30, description="The maximum size of the data files that one run rewrites.")
-    min_files: Several = Field(
+    min_files: CountFromTwo = Field(
         default=5, description="A complete partition is rewritten if it has at least this many small files."
     )
-    open_files: Several = Field(
+    open_files: CountFromTwo = Field(
         default=200,
         description="A partition that is still written to is rewritten above this number.",
     )
@@ -49,13 +49,13 @@ class Compaction(Switched):
     )
 
 
-class Manifests(Switched):
+class Manifests(SwitchableAction):
     """Rewrites many small manifests as few manifests, sorted by partition."""
 
-    most: Several = Field(default=100, description="Manifests are rewritten once the table has this many.")
+    most: CountFromTwo = Field(default=100, description="Manifests are rewritten once the table has this many.")
 
 
-class Expiry(Switched):
+class Expiry(SwitchableAction):
     """Removes old snapshots, and the files that only these snapshots use."""
 
     keep: PositiveDuration = Field(
@@ -70,7 +70,7 @@ class Expiry(Switched):
     )
 
 
-class Orphans(Switched):
+class Orphans(SwitchableAction):
     """Deletes files below the table's location to which no snapshot, journal or backfill refers, once a day."""
 
     older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are never deleted.")
@@ -80,7 +80,7 @@ class Orphans(Switched):
     )
 
 
-class Alerts(Switched):
+class Alerts(SwitchableAction):
     """Thresholds. An alert fires when its value exceeds the threshold for `hold`, and ends when it is well below."""
 
     hold: PositiveDuration = Field(

@@ -25,7 +25,7 @@ from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
-from frazil.spec.upsert import Delete, How
+from frazil.spec.upsert import Delete, MergeMode
 from frazil.spec.values import (
     MAX_DESCRIPTION_CHARACTERS,
     Bytes,
@@ -47,7 +47,7 @@ STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
-def _identifier(value: str) -> str:
+def _check_table_identifier(value: str) -> str:
     """Return a table's identifier. Raises ValueError if it is not `namespace.table`."""
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
@@ -70,7 +70,7 @@ class Table(Model):
     @field_validator("identifier")
     @classmethod
     def _check_identifier(cls, value: str) -> str:
-        return _identifier(value)
+        return _check_table_identifier(value)
 
 
 class Commit(Model):
@@ -133,7 +133,7 @@ class DeadLetters(Model):
     @field_validator("table")
     @classmethod
     def _check_identifier(cls, value: str | None) -> str | None:
-        return None if value is None else _identifier(value)
+        return None if value is None else _check_table_identifier(value)
 
 
 class Evolution(Model):
@@ -207,7 +207,7 @@ class StreamSpec(Model):
     delete: Delete | None = Field(
         default=None, description="For `mode: upsert`: which records delete the row of their key."
     )
-    merge: How = Field(
+    merge: MergeMode = Field(
         default="auto",
         description="For `mode: upsert`. `copy-on-write` rewrites changed files. `merge-on-read` marks old rows in "
         "position-delete files. `auto`: `merge-on-read` until many rows of a file are deleted, then "
@@ -274,21 +274,21 @@ class StreamSpec(Model):
     def _split_terms(cls, value: object) -> object:
         if isinstance(value, str):
             return (value,)
-        return _rejoin(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
+        return _rejoin_terms(value) if isinstance(value, list) and all(isinstance(v, str) for v in value) else value
 
     @field_validator("partition_by")
     @classmethod
-    def _canonical_partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _canonicalize_partition_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _parse_terms("partition-by", value, layout.parse_term)
 
     @field_validator("sort_by")
     @classmethod
-    def _canonical_sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _canonicalize_sort_terms(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _parse_terms("sort-by", value, layout.parse_sort_term)
 
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
-        if problems := rules.problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
+        if problems := rules.find_problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
             raise InconsistentError(problems)
         return self
 
@@ -363,7 +363,7 @@ class StreamSpec(Model):
         return self.source.columns or self.columns
 
     @property
-    def unnests(self) -> bool:
+    def may_unnest(self) -> bool:
         """Whether the transform may turn one record into several rows."""
         return self.transform is not None and "unnest" in self.transform.lower()
 
@@ -376,20 +376,20 @@ class StreamSpec(Model):
         the column of other fields. For a column with more settings it is a mapping: see
         `frazil.ingest.formats.fields.Reading`.
         """
-        as_json = {name: "json" for column in self.record_columns for name in column.json_texts}
+        as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
         units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
         filled = [c for c in self.record_columns if c.name not in self.beside_value and c.name != self.rest]
-        readings = {column.name: reading for column in filled if (reading := column.reading(self.cast))}
+        readings = {column.name: reading for column in filled if (reading := column.reading_settings(self.cast))}
         with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
         return units | {name: with_unit[name] | reading for name, reading in readings.items()}
 
     @property
     def has_lines(self) -> bool:
         """Whether one record may become several rows."""
-        return self.unnests or (isinstance(self.source.format, JsonFormat) and self.source.format.lines)
+        return self.may_unnest or (isinstance(self.source.format, JsonFormat) and self.source.format.lines)
 
     @property
     def value_format(self) -> ValueFormat:
@@ -411,7 +411,7 @@ class StreamSpec(Model):
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
 
-def _rejoin(terms: list[str]) -> list[str]:
+def _rejoin_terms(terms: list[str]) -> list[str]:
     """Join terms that YAML has split at a comma in parentheses, as in `[day(ts), bucket(16, id)]`."""
     whole: list[str] = []
     for term in terms:

@@ -9,7 +9,7 @@ FieldPath = tuple[str | int, ...]
 
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
 """Matches a name with its leading dot, or an index in brackets."""
-_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
+_ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
 
 
 def parse_path(text: str) -> FieldPath:
@@ -19,11 +19,11 @@ def parse_path(text: str) -> FieldPath:
     while position < len(text):
         step = _STEP.match(text, position)
         if step is None or ((step["index"] is None) and text.startswith(".", position) is not bool(path)):
-            raise ValueError(f"has a name with an empty part, or a bracket without an index; {_FORMS}")
+            raise ValueError(f"has a name with an empty part, or a bracket without an index; {_ALLOWED_FORMS}")
         path.append(re.sub(r"\\(.)", r"\1", step["name"]) if step["index"] is None else int(step["index"]))
         position = step.end()
     if not path or isinstance(path[0], int):
-        raise ValueError(f"does not begin with a name; {_FORMS}")
+        raise ValueError(f"does not begin with a name; {_ALLOWED_FORMS}")
     if any(isinstance(name, str) and (not name.strip() or set(name) & set('"\\') or min(name) < " ") for name in path):
         raise ValueError("has a name that is blank or contains a quote, a backslash or a control character")
     return tuple(path)

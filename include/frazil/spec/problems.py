@@ -25,10 +25,10 @@ from frazil.spec.property_rules import is_secret
 MAX_PROBLEMS = 50
 """Maximum number of problems that are reported for one file."""
 
-_BEFORE_A_HOST = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
+_CREDENTIALS = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
 """Matches text that ends with `@`, such as credentials in front of a host."""
 
-_STAND_INS: Mapping[str, Any] = {
+_PLACEHOLDERS: Mapping[str, Any] = {
     "name": "stand-in",
     "source": {"bootstrap-servers": "stand-in:9092", "topics": "stand-in"},
     "table": {"identifier": "stand.in"},
@@ -77,85 +77,85 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
     `file_of` returns the file that sets a key: the stream's own file (`path`) or the folder's `_defaults.yaml`.
     """
-    found = _problems(error, declared)
+    found = _collect_problems(error, declared)
     known = {problem.key for problem in found}
-    found += [problem for problem in _problems_between(error, declared) if problem.key not in known]
-    lines = [f"{file_of(problem.key)}: {_line(problem)}" for problem in found[:MAX_PROBLEMS]]
+    found += [problem for problem in _find_problems_between_parts(error, declared) if problem.key not in known]
+    lines = [f"{file_of(problem.key)}: {_format_line(problem)}" for problem in found[:MAX_PROBLEMS]]
     if len(found) > MAX_PROBLEMS:
         lines.append(f"{path}: {len(found) - MAX_PROBLEMS:,} more problems; fix these first")
     return "\n".join(lines)
 
 
-def _line(problem: Problem) -> str:
-    shown = "" if problem.value is None else f"{_short(problem.value)} "
-    line = f"{problem.key}: {shown}{_without_credentials(problem.message)}"
+def _format_line(problem: Problem) -> str:
+    shown = "" if problem.value is None else f"{_format_value(problem.value)} "
+    line = f"{problem.key}: {shown}{_remove_credentials(problem.message)}"
     return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[: MAX_LINE_CHARACTERS - 1]}…"
 
 
-def _without_credentials(text: str) -> str:
+def _remove_credentials(text: str) -> str:
     """Replace `user:password@` in front of a host, with the scheme before it, by `…@`."""
-    return _BEFORE_A_HOST.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
+    return _CREDENTIALS.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 
-def _short(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value's repr without credentials, shortened to 80 characters."""
-    text = _without_credentials(repr(value))
+    text = _remove_credentials(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def _problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Translate pydantic's errors to problems.
 
     A missing key is omitted if an unknown key is probably the same key, misspelled.
     """
     found = [details for details in error.errors() if details["type"] != "too_short" or not details["input"]]
     meant = {
-        (*details["loc"][:-1], _closest_key(details["loc"]))
+        (*details["loc"][:-1], _find_closest_key(details["loc"]))
         for details in found
         if details["type"] == "extra_forbidden"
     }
     kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
-    for union, of_union in groupby(kept, lambda details: _union(details["loc"])):
+    for union, of_union in groupby(kept, lambda details: _find_union(details["loc"])):
         tried = list(of_union)
         inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
         if union and not inside:
             problems.append(_merge_union_problems(tried, declared))
         else:
             shown = inside if union else tried
-            problems += (problem for details in shown for problem in _translate(details, declared))
+            problems += (problem for details in shown for problem in _translate_error(details, declared))
     return problems
 
 
 def _merge_union_problems(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
     """Merge the problems that the members of a union report about a value into one."""
-    found = [problem for details in members for problem in _translate(details, declared)]
+    found = [problem for details in members for problem in _translate_error(details, declared)]
     words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
     return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
-def _problems_between(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
+def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
     """Return the problems between parts of the declaration, such as a sort order of an unknown column.
 
     Pydantic does not check these if a part is invalid, so invalid parts are replaced by placeholders, and the
     declaration is validated again.
     """
-    locations = [_untagged(details["loc"]) for details in error.errors() if details["loc"]]
+    locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
-    valid = _with_stand_ins(declared, locations)
-    wrong = frozenset(_key(location, declared) for location in locations)
+    valid = _with_placeholders(declared, locations)
+    wrong = frozenset(_format_key(location, declared) for location in locations)
     try:
         StreamSpec.model_validate(valid, by_alias=True, by_name=False, context={"wrong": wrong})
     except ValidationError as again:
         between = (details for details in again.errors() if not details["loc"])
-        return [problem for details in between for problem in _translate(details, declared)]
+        return [problem for details in between for problem in _translate_error(details, declared)]
     return []
 
 
-def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
+def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:
     """Return the declaration without its invalid parts. Required parts are replaced by placeholders."""
-    valid: dict[str, Any] = {key: _copy(value) for key, value in declared.items() if isinstance(key, str)}
+    valid: dict[str, Any] = {key: _copy_mappings(value) for key, value in declared.items() if isinstance(key, str)}
     columns = valid.get("schema")
     kept = dict(columns) if isinstance(columns, dict) else {}
     names = list(kept)
@@ -164,15 +164,15 @@ def _with_stand_ins(declared: Mapping[str, Any], locations: Iterable[Sequence[in
         if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
             kept[names[rest[0]]] = Column.model_construct(name=str(names[rest[0]]), type="", required=False, doc=None)
         elif first != "schema":
-            _remove(valid, location)
+            _remove_part(valid, location)
         elif not rest:
             kept = {}
     named = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in kept.items()]
     valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
-    return _fill_in(valid, _STAND_INS)
+    return _add_placeholders(valid, _PLACEHOLDERS)
 
 
-def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
+def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:
     """Remove the value at a path. If it is not in a mapping, remove its closest ancestor that is."""
     inner: Any = valid
     for part, below in zip(location, [*location[1:], None], strict=True):
@@ -184,41 +184,44 @@ def _remove(valid: dict[str, Any], location: Sequence[int | str]) -> None:
         inner = inner[part]
 
 
-def _fill_in(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
+def _add_placeholders(valid: dict[str, Any], stand_ins: Mapping[str, Any]) -> dict[str, Any]:
     """Add the placeholders of missing keys to `valid`, and return it."""
     for key, value in stand_ins.items():
         if isinstance(value, Mapping) and isinstance(valid.get(key, {}), dict):
-            valid[key] = _fill_in(valid.get(key, {}), value)
+            valid[key] = _add_placeholders(valid.get(key, {}), value)
         else:
             valid.setdefault(key, value)
     return valid
 
 
-def _copy(value: Any) -> Any:
-    return {key: _copy(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
+def _copy_mappings(value: Any) -> Any:
+    return {key: _copy_mappings(inner) for key, inner in value.items()} if isinstance(value, Mapping) else value
 
 
-def _translate(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
+def _translate_error(details: ErrorDetails, declared: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems that one of pydantic's errors describes."""
     cause = details.get("ctx", {}).get("error")
     if isinstance(cause, InconsistentError):
         yield from cause.problems
         return
-    key = _key(details["loc"], declared)
+    key = _format_key(details["loc"], declared)
     value = details["input"]
     if details["type"] == "union_tag_invalid":
-        key, value = f"{key}.type" if isinstance(_at(declared, _FORMAT), Mapping) else key, details["ctx"]["tag"]
+        key, value = (
+            f"{key}.type" if isinstance(_find_value(declared, _FORMAT), Mapping) else key,
+            details["ctx"]["tag"],
+        )
     unshown = {"missing", "dict_type", "string_too_long"}
     if is_secret(key) or details["type"] in unshown or not isinstance(value, str | int | float):
         value = None  # nested values, and text in place of properties, may hold a secret
     if details["type"] == "extra_forbidden":
-        yield Problem(key, None, _unknown_key(details["loc"]))
+        yield Problem(key, None, _describe_unknown_key(details["loc"]))
     else:
-        message = meaning_of(details)
+        message = describe_error(details)
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
-def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
+def _find_value(declared: Mapping[str, Any], path: Iterable[str]) -> object:
     """Return the value declared at a path; None if nothing is declared there."""
     inner: object = declared
     for part in path:
@@ -226,7 +229,7 @@ def _at(declared: Mapping[str, Any], path: Iterable[str]) -> object:
     return inner
 
 
-def meaning_of(details: ErrorDetails) -> str:
+def describe_error(details: ErrorDetails) -> str:
     """Return what is wrong with a value, as a phrase that follows key and value in a sentence."""
     kind, context = details["type"], details.get("ctx", {})
     if (cause := context.get("error")) is not None:
@@ -246,12 +249,12 @@ def meaning_of(details: ErrorDetails) -> str:
         meaning = "is empty"
     elif kind == "string_type" and isinstance(details["input"], int | float):
         meaning += "; put it in quotes"
-    elif kind == "string_type" and _is_part_of_a_name(details):
+    elif kind == "string_type" and _is_split_name(details):
         meaning += f"; write the whole name as one key: {details['loc'][-1]}.{next(iter(details['input']), '…')}: …"
-    return f"{meaning}{_mapping_to_write(details)}" if kind == "model_type" else meaning
+    return f"{meaning}{_suggest_mapping(details)}" if kind == "model_type" else meaning
 
 
-def _is_part_of_a_name(details: ErrorDetails) -> bool:
+def _is_split_name(details: ErrorDetails) -> bool:
     """Return whether the dotted name of a property was written as nested mappings.
 
     Returns False below a name that looks like a secret, because the nested keys may be the secret.
@@ -260,12 +263,12 @@ def _is_part_of_a_name(details: ErrorDetails) -> bool:
     return isinstance(details["input"], Mapping) and "properties" in parts and not is_secret(str(name))
 
 
-def _mapping_to_write(details: ErrorDetails) -> str:
+def _suggest_mapping(details: ErrorDetails) -> str:
     """Return a hint for a value that should be a mapping: the required keys, and the allowed keys.
 
     If a single key is required, and the value is a word, the hint shows the value under that key.
     """
-    model = _model_at(details["loc"])
+    model = _find_model(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
     written = details["input"]
     is_word = len(needed) == 1 and isinstance(written, str) and re.fullmatch(r"\w+", written)
@@ -274,30 +277,30 @@ def _mapping_to_write(details: ErrorDetails) -> str:
     return f"{write} (allowed: {', '.join(_allowed_keys(details['loc']))})"
 
 
-def _untagged(location: Sequence[int | str]) -> tuple[int | str, ...]:
+def _remove_union_members(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """Return the path as in the YAML, without the names of union members that pydantic adds."""
-    return _walk(location)[0]
+    return _resolve_path(location)[0]
 
 
-def _key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
+def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> str:
     """Return the dotted path as in the YAML. A column is shown by its name, not by its number."""
-    location = _untagged(location)
+    location = _remove_union_members(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
-        columns, at = _at(declared, path), len(path)
+        columns, at = _find_value(declared, path), len(path)
         if location[:at] == path and isinstance(columns, Mapping) and location[at:] and isinstance(location[at], int):
             parts[at] = str(list(columns)[int(location[at])])
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 
-def _unknown_key(location: Sequence[int | str]) -> str:
+def _describe_unknown_key(location: Sequence[int | str]) -> str:
     allowed = _allowed_keys(location[:-1])
-    meant = _closest_key(location)
+    meant = _find_closest_key(location)
     hint = f"; did you mean {meant}?" if meant else ""
     return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
 
 
-def _closest_key(location: Sequence[int | str]) -> str | None:
+def _find_closest_key(location: Sequence[int | str]) -> str | None:
     """Return the allowed key that is most similar to an unknown key; None if none is similar."""
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
@@ -305,26 +308,26 @@ def _closest_key(location: Sequence[int | str]) -> str | None:
 
 def _allowed_keys(location: Sequence[int | str]) -> list[str]:
     """Return the keys that are allowed in YAML for the model at a path."""
-    model = _model_at(location)
+    model = _find_model(location)
     by_name = model is Column  # whose name is the mapping's key
     return [str(field.alias) for field in model.model_fields.values() if not (by_name and field.alias == "name")]
 
 
-def _model_at(location: Sequence[int | str]) -> type[BaseModel]:
+def _find_model(location: Sequence[int | str]) -> type[BaseModel]:
     """Return the model that is expected at a path."""
-    (model,) = _members(_walk(location)[1])
+    (model,) = _union_members(_resolve_path(location)[1])
     return cast("type[BaseModel]", model)
 
 
-def _union(location: Sequence[int | str]) -> tuple[int | str, ...]:
+def _find_union(location: Sequence[int | str]) -> tuple[int | str, ...]:
     """Return the path of the first union on the way to a location; empty if there is none. The union of formats is
     skipped.
     """
-    found = next((n for n in range(len(location)) if len(_members(_walk(location[:n])[1])) > 1), 0)
+    found = next((n for n in range(len(location)) if len(_union_members(_resolve_path(location[:n])[1])) > 1), 0)
     return () if tuple(location[:found]) == _FORMAT else tuple(location[:found])
 
 
-def _walk(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
+def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
     """Return the path without union members, and the type that is expected there.
 
     Pydantic adds the chosen member after the path of each union.
@@ -332,25 +335,25 @@ def _walk(location: Sequence[int | str]) -> tuple[tuple[int | str, ...], Any]:
     path: list[int | str] = []
     expected: Any = StreamSpec
     for part in location:
-        members = _members(expected)
+        members = _union_members(expected)
         if len(members) > 1:
             expected = FORMATS.get(str(part)) or next((m for m in members if getattr(m, "__name__", "") == part), None)
         else:
             path.append(part)
-            expected = _below(members[0], part)
+            expected = _find_inner_type(members[0], part)
     return tuple(path), expected
 
 
-def _members(expected: Any) -> tuple[Any, ...]:
+def _union_members(expected: Any) -> tuple[Any, ...]:
     """Return the member types of a union, except None. Any other type is returned as the only member."""
     if get_origin(expected) is Annotated:
-        return _members(get_args(expected)[0])
+        return _union_members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:
         return (expected,)
     return tuple(member for member in get_args(expected) if member is not NoneType)
 
 
-def _below(expected: Any, part: int | str) -> Any:
+def _find_inner_type(expected: Any, part: int | str) -> Any:
     """Return the type that is expected at a key or index of the type `expected`; None for an unknown key."""
     if isinstance(expected, type) and issubclass(expected, BaseModel):
         return next((field.annotation for field in expected.model_fields.values() if field.alias == part), None)

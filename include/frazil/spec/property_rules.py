@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec.addresses import FOLDERS, location_problem, path_problem, servers_problem
+from frazil.spec.addresses import FOLDER_PROPERTIES, find_location_problem, find_path_problem, find_servers_problem
 from frazil.spec.formats import registry_of
 from frazil.spec.inconsistent import Problem
-from frazil.spec.references import problem_in
+from frazil.spec.references import find_reference_problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -41,11 +41,11 @@ JAVA_ONLY = {
 }
 """Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
-_WHOLE_NUMBERS = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
+_INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Matches table properties whose value is an integer, according to Iceberg's configuration page."""
 
-PAGES = "write.parquet.page-version"
-_GENERATIONS = ("write.parquet.format-version", PAGES)
+PAGE_VERSION_PROPERTY = "write.parquet.page-version"
+_VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
 """Table properties whose value is `v1` or `v2`."""
 
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
@@ -60,7 +60,7 @@ def is_secret(key: str) -> bool:
     return _SECRET.search(key) is not None
 
 
-def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
+def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each consumer property that only frazil may set, or that librdkafka does not have."""
     for key, value in spec.source.properties.items():
         if key in SET_BY_FRAZIL:
@@ -70,16 +70,16 @@ def kafka_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(f"source.properties.{key}", None, what)
 
 
-def servers(spec: StreamSpec) -> Iterator[Problem]:
+def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problem of the brokers' addresses if they cannot be parsed. Addresses with references are not
     checked.
     """
     text = spec.source.bootstrap_servers
-    if "${" not in text and (what := servers_problem(text)):
+    if "${" not in text and (what := find_servers_problem(text)):
         yield Problem("source.bootstrap-servers", None, what)
 
 
-def secrets(spec: StreamSpec) -> Iterator[Problem]:
+def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each secret that is written in the file instead of a reference."""
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
@@ -89,7 +89,7 @@ def secrets(spec: StreamSpec) -> Iterator[Problem]:
                     None,
                     "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}",
                 )
-    for path, text in (*_registry_texts(spec), *_secret(spec)):
+    for path, text in (*_registry_texts(spec), *_sensitive_texts(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
             what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
             yield Problem(path, None, what)
@@ -106,20 +106,20 @@ def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
                 yield f"source.format.registry.{name}", text
 
 
-def _secret(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
     """Yield the key and value of `sensitive.secret`, if it is declared."""
     if spec.sensitive and spec.sensitive.secret is not None:
         yield "sensitive.secret", spec.sensitive.secret
 
 
-def references(spec: StreamSpec) -> Iterator[Problem]:
+def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each reference that cannot be parsed, and for a `table.location` that cannot be used."""
     texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
     texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
     texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
-    texts |= dict(_registry_texts(spec)) | dict(_secret(spec))
+    texts |= dict(_registry_texts(spec)) | dict(_sensitive_texts(spec))
     for path, text in texts.items():
-        if message := problem_in(text):
+        if message := find_reference_problem(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
         yield Problem(
@@ -127,11 +127,11 @@ def references(spec: StreamSpec) -> Iterator[Problem]:
             spec.table.location,
             "contains a reference, but references are not resolved here; write the location itself",
         )
-    elif spec.table.location and (what := location_problem(spec.table.location)):
+    elif spec.table.location and (what := find_location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, what)
 
 
-def table_properties(spec: StreamSpec) -> Iterator[Problem]:
+def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each table property that is a secret, is set by frazil, or has an invalid value."""
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
@@ -147,22 +147,25 @@ def table_properties(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not supported; frazil writes format version 2")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
-        elif key in _GENERATIONS and value not in ("v1", "v2"):
+        elif key in _VERSION_PROPERTIES and value not in ("v1", "v2"):
             yield Problem(path, value, "is not v1 or v2")
-        elif key in FOLDERS and (what := path_problem(value)):
+        elif key in FOLDER_PROPERTIES and (what := find_path_problem(value)):
             yield Problem(path, value, what)
-        elif _WHOLE_NUMBERS.fullmatch(key) and not re.fullmatch(r"\d+", value):
+        elif _INTEGER_PROPERTIES.fullmatch(key) and not re.fullmatch(r"\d+", value):
             yield Problem(path, value, "is not an integer, as Iceberg requires")
 
 
-def pages(spec: StreamSpec) -> Iterator[Problem]:
+def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem if page version v2 is declared for a table that has, or may get, boolean columns.
 
     Spark's vectorised reader cannot read booleans in such pages (Iceberg 1.12).
     """
-    if spec.table.properties.get(PAGES) != "v2":
+    if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
-    path, unread = f"table.properties.{PAGES}", "Spark's vectorised reader cannot read booleans in v2 pages; use v1"
+    path, unread = (
+        f"table.properties.{PAGE_VERSION_PROPERTY}",
+        "Spark's vectorised reader cannot read booleans in v2 pages; use v1",
+    )
     if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
         yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {unread}")
     elif spec.evolution.mode != "off":

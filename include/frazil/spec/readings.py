@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 from frazil.spec.formats import envelope_of
 from frazil.spec.inconsistent import Problem
 from frazil.spec.paths import FieldPath
-from frazil.spec.upsert import key_fields
+from frazil.spec.upsert import find_tombstone_fields
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
     from frazil.spec.model import StreamSpec
 
-NAMED_FIELDS = frozenset({"json", "avro", "protobuf"})
+FORMATS_WITH_FIELD_NAMES = frozenset({"json", "avro", "protobuf"})
 """Formats whose records name their fields, so that fields without a column can be found."""
 
 
-def problems(spec: StreamSpec) -> Iterator[Problem]:
+def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each reading setting that is not possible for its column."""
     if spec.source.columns:
         for column in spec.columns:
-            for key in column.reading():
+            for key in column.reading_settings():
                 what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
@@ -31,18 +31,18 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.record_columns:
         if column.name in spec.beside_value or column.name == spec.rest:
             how = "a key or header" if column.name in spec.beside_value else "all other fields"
-            for key in column.reading():
+            for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
-        if reason := _from_problem(spec, column):
+        if reason := _find_from_problem(spec, column):
             yield Problem(f"{place}.{column.name}.from", column.from_, reason)
-        for key, value, reason in _conversion_problems(spec, column):
+        for key, value, reason in _find_conversion_problems(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
         for path, other in read.items():
             outer = by_name[other] if len(path) < len(column.path) else column
-            if _overlap(path, column.path, spec.source.format.type) and not (
-                len(path) != len(column.path) and _is_text(spec, outer)
+            if _paths_overlap(path, column.path, spec.source.format.type) and not (
+                len(path) != len(column.path) and _is_readable_json_text(spec, outer)
             ):
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
@@ -50,7 +50,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         read[column.path] = column.name
 
 
-def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
+def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
     """Return whether two paths lead to the same field, or one field contains the other."""
     length = min(len(one), len(other))
     if form == "json" or len(one) == len(other):
@@ -58,12 +58,12 @@ def _overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
     return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
 
 
-def _is_text(spec: StreamSpec, column: Column) -> bool:
+def _is_readable_json_text(spec: StreamSpec, column: Column) -> bool:
     """Return whether a column stores JSON text from which other columns can also be read."""
     return column.as_ == "json" and spec.source.format.type == "json" and envelope_of(spec.source.format) is None
 
 
-def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
+def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
     """Return why a column's `from` is not possible; None if it is possible or not declared."""
     if column.from_ is None:
         return None
@@ -72,7 +72,7 @@ def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0
         return (
             "needs records whose fields have names; for csv, list the column at its position in source.format.columns"
         )
-    if declared.type not in NAMED_FIELDS:
+    if declared.type not in FORMATS_WITH_FIELD_NAMES:
         return f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
     if envelope := envelope_of(declared):
         if column.name in envelope.metadata:
@@ -82,7 +82,7 @@ def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0
                 "refers to a nested field, but an envelope's rows are compared by column; use a top-level field of "
                 "`after`"
             )
-    if column.name in key_fields(spec):
+    if column.name in find_tombstone_fields(spec):
         return (
             "cannot be used for this key column, which tombstones fill by field name; give the column the field's name"
         )
@@ -93,10 +93,10 @@ def _from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0
     return None
 
 
-def _conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
+def _find_conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
     """Yield each conversion that is not possible for a column: its key, its value and the reason."""
     declared = spec.source.format
-    reading = column.reading(spec.cast)
+    reading = column.reading_settings(spec.cast)
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
     for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():
         instead = "set source.format.null instead, or use a transform" if key == "null-if" else "use a transform"
@@ -130,11 +130,11 @@ def _conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str
     if column.name in spec.key and (column.default is not None or column.null_if):
         key = "default" if column.default is not None else "null-if"
         yield key, None, "cannot be used for a key column, whose value each record must have; leave it out"
-    if column.type and column.default is not None and not _has_form_of(column.default, kind, column.unit):
+    if column.type and column.default is not None and not _may_be_value_of(column.default, kind, column.unit):
         yield "default", column.default, f"is not a valid value for a column of type {column.type}"
 
 
-def _has_form_of(value: object, kind: str, unit: str | None) -> bool:
+def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
     """Return whether records may encode a value of the type as this kind of JSON value. Its content is checked when
     records are read.
     """

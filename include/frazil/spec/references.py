@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from frazil.errors import SpecError
-from frazil.spec.addresses import servers_problem
+from frazil.spec.addresses import find_servers_problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -32,10 +32,10 @@ def resolve(text: str, environment: Mapping[str, str]) -> str:
 
     Raises SpecError, which names the missing variable, connection or field, but never shows a value.
     """
-    return _REFERENCE.sub(lambda match: _value(match[1], environment), text)
+    return _REFERENCE.sub(lambda match: _resolve_reference(match[1], environment), text)
 
 
-def resolve_all(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+def resolve_properties(properties: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the properties with all references resolved.
 
     Raises SpecError like `resolve`; its message begins with the property's key.
@@ -54,51 +54,51 @@ def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
-def kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
+def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the librdkafka properties of a stream's source, with all references resolved.
 
     Raises SpecError if a reference cannot be resolved, or if the brokers' addresses are invalid.
     """
     try:
-        resolved = resolve_all(declared_kafka_properties(spec), environment)
+        resolved = resolve_properties(declared_kafka_properties(spec), environment)
     except SpecError as error:
         raise SpecError(f"stream {spec.name}: source: {error}") from None
-    if problem := servers_problem(resolved["bootstrap.servers"]):
+    if problem := find_servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"stream {spec.name}: source.bootstrap-servers: {problem}")
     return resolved
 
 
-def executors_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
+def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the librdkafka properties that are sent to executors.
 
     Only the brokers' addresses are resolved, because environment variables differ between hosts. The task resolves all
-    other references, so that no secret is sent. Raises SpecError like `kafka_properties`.
+    other references, so that no secret is sent. Raises SpecError like `find_consumer_property_problems`.
     """
-    resolved = kafka_properties(spec, environment)
+    resolved = resolve_kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
 
 
-def connections(spec: StreamSpec) -> frozenset[str]:
+def find_connections(spec: StreamSpec) -> frozenset[str]:
     """Return the ids of the Airflow connections to which a stream refers."""
     found = set()
-    for text in _texts(spec.model_dump()):
+    for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
             if match := _AIRFLOW.fullmatch(reference):
                 found.add(match["connection"])
     return frozenset(found)
 
 
-def environment_names(spec: StreamSpec) -> frozenset[str]:
+def find_environment_names(spec: StreamSpec) -> frozenset[str]:
     """Return the names of the environment variables to which a stream refers."""
     found = set()
-    for text in _texts(spec.model_dump()):
+    for text in _find_texts(spec.model_dump()):
         for reference in _REFERENCE.findall(text):
             if match := _ENVIRONMENT.fullmatch(reference):
                 found.add(match["name"])
     return frozenset(found)
 
 
-def problem_in(text: str) -> str | None:
+def find_reference_problem(text: str) -> str | None:
     """Return why a reference in the text cannot be parsed, as the end of a sentence; None if all can be parsed."""
     for reference in _REFERENCE.findall(text):
         if not _ENVIRONMENT.fullmatch(reference) and not _AIRFLOW.fullmatch(reference):
@@ -111,7 +111,7 @@ def connection_variable(connection: str) -> str:
     return f"AIRFLOW_CONN_{connection.upper()}"
 
 
-def _value(reference: str, environment: Mapping[str, str]) -> str:
+def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
     """Return the value of a reference, which is given without `${}`. Raises SpecError."""
     if match := _ENVIRONMENT.fullmatch(reference):
         value = environment.get(match["name"])
@@ -123,11 +123,11 @@ def _value(reference: str, environment: Mapping[str, str]) -> str:
             )
         return value
     if match := _AIRFLOW.fullmatch(reference):
-        return _connection_field(match["connection"], match["field"], environment)
-    raise SpecError(problem_in(f"${{{reference}}}") or "")
+        return _read_connection_field(match["connection"], match["field"], environment)
+    raise SpecError(find_reference_problem(f"${{{reference}}}") or "")
 
 
-def _connection_field(connection: str, field: str, environment: Mapping[str, str]) -> str:
+def _read_connection_field(connection: str, field: str, environment: Mapping[str, str]) -> str:
     variable = connection_variable(connection)
     if variable not in environment:
         raise SpecError(
@@ -145,13 +145,13 @@ def _connection_field(connection: str, field: str, environment: Mapping[str, str
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
     """Return the fields and extras of a connection by name. `text` is in one of Airflow's two formats, JSON or URI."""
     try:
-        return _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
+        return _parse_json_connection(text) if text.lstrip().startswith("{") else _parse_uri_connection(text)
     except (ValueError, TypeError):
         # The message shows neither text nor cause, because both may hold a password.
         raise SpecError(f"{variable} is not an Airflow connection; write it as JSON or as a URI") from None
 
 
-def _from_json(text: str) -> dict[str, Any]:
+def _parse_json_connection(text: str) -> dict[str, Any]:
     declared = json.loads(text)
     extra = declared.get("extra") or {}
     extra = json.loads(extra) if isinstance(extra, str) else extra
@@ -162,7 +162,7 @@ def _from_json(text: str) -> dict[str, Any]:
     return extra | {name: value for name, value in fields.items() if value is not None}
 
 
-def _from_uri(text: str) -> dict[str, Any]:
+def _parse_uri_connection(text: str) -> dict[str, Any]:
     """Parse a connection's URI as `airflow.models.Connection` does.
 
     Parts are percent-encoded. The extras are in the query, or as JSON in its parameter `__extra__`.
@@ -182,13 +182,13 @@ def _from_uri(text: str) -> dict[str, Any]:
     return dict(extra) | {name: value for name, value in fields.items() if value}
 
 
-def _texts(value: object) -> Iterator[str]:
+def _find_texts(value: object) -> Iterator[str]:
     """Yield all strings in a nested value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _texts(item)
+            yield from _find_texts(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from _find_texts(item)

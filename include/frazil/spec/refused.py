@@ -31,25 +31,25 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "application": lambda spec: spec.application is not None,
 }
 """For each feature, a test of whether a stream has it."""
-_PLACES: Mapping[str, Callable[[StreamSpec], str]] = {
+_SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
     "evolution": lambda spec: spec.evolution.mode,
     "distribution": lambda spec: spec.distribution,
-    "source.format.lines": lambda spec: str(spec.has_lines and not spec.unnests).lower(),
-    "transform": lambda spec: "unnest" if spec.unnests else "",
+    "source.format.lines": lambda spec: str(spec.has_lines and not spec.may_unnest).lower(),
+    "transform": lambda spec: "unnest" if spec.may_unnest else "",
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
 """For each other setting, a function that returns its value as text."""
-_LINES = "makes several rows from a record, and their order is undefined; leave it out with "
+_SEVERAL_ROWS = "makes several rows from a record, and their order is undefined; leave it out with "
 """Beginning of the message about records with several rows; the feature follows."""
 _SEVERAL_TABLES = (
     "could send rows of one record to several tables, but audits and backfills count a table's records by offset; "
     "make one row from each record"
 )
 """Reason and remedy for records that could have rows in several tables."""
-REFUSED = (
+REFUSALS = (
     Refusal(
         "route",
         "commit.align",
@@ -91,8 +91,8 @@ REFUSED = (
         ("watermark",),
         "keeps rows of open windows on a branch, where an upsert cannot change them; leave it out",
     ),
-    Refusal("mode: upsert", "source.format.lines", ("true",), f"{_LINES}mode: upsert"),
-    Refusal("mode: upsert", "transform", ("unnest",), f"{_LINES}mode: upsert"),
+    Refusal("mode: upsert", "source.format.lines", ("true",), f"{_SEVERAL_ROWS}mode: upsert"),
+    Refusal("mode: upsert", "transform", ("unnest",), f"{_SEVERAL_ROWS}mode: upsert"),
     Refusal(
         "mode: upsert",
         "distribution",
@@ -111,8 +111,8 @@ REFUSED = (
         ("watermark",),
         "keeps rows of open windows on a branch, which dedupe does not search; leave one of them out",
     ),
-    Refusal("dedupe", "source.format.lines", ("true",), f"{_LINES}dedupe"),
-    Refusal("dedupe", "transform", ("unnest",), f"{_LINES}dedupe"),
+    Refusal("dedupe", "source.format.lines", ("true",), f"{_SEVERAL_ROWS}dedupe"),
+    Refusal("dedupe", "transform", ("unnest",), f"{_SEVERAL_ROWS}dedupe"),
     Refusal(
         "dedupe",
         "coordinates",
@@ -125,10 +125,10 @@ REFUSED = (
 )
 
 
-def problems(spec: StreamSpec) -> Iterator[Problem]:
+def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each combination of settings that frazil refuses."""
-    for feature, place, values, why in REFUSED:
-        if _FEATURES[feature](spec) and (declared := _PLACES[place](spec)) in values:
+    for feature, place, values, why in REFUSALS:
+        if _FEATURES[feature](spec) and (declared := _SETTINGS[place](spec)) in values:
             yield Problem(place, declared, why)
     if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
         what = (

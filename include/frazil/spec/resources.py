@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from frazil.spec.values import Bytes, Model, Properties, Whole, YamlForm
+from frazil.spec.values import Bytes, IntegerBounds, Model, Properties, YamlForm
 
 LOCAL = "local[*]"
 """Master of a writer without a cluster."""
@@ -18,15 +18,15 @@ YARN = "yarn"
 """Master of a writer on YARN."""
 KUBERNETES = "k8s://"
 """Prefix of the master of a writer on Kubernetes."""
-IMAGES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
+IMAGE_PROPERTIES = frozenset({"spark.kubernetes.container.image", "spark.kubernetes.executor.container.image"})
 """Spark properties with the executors' container image on Kubernetes. One of the two is required."""
 _STANDALONE = re.compile(r"spark://[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*")
 _KUBERNETES = re.compile(r"k8s://(https?://)?[^\s,:/]+(:\d{1,5})?(/[^\s,]*)?")
-_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
+_ALLOWED_MASTERS = f"{LOCAL} for this host, or spark://host:port, yarn or k8s://https://host:port of a cluster"
 """The allowed masters, for messages."""
 
 
-Cores = Annotated[int, Whole(1, 100_000)]
+Cores = Annotated[int, IntegerBounds(1, 100_000)]
 """A number of cores or concurrent tasks."""
 
 
@@ -45,7 +45,7 @@ class ClusterManager(StrEnum):
     KUBERNETES = "Kubernetes"
 
 
-def _master(value: str) -> str:
+def _check_master(value: str) -> str:
     """Return a Spark master. Raises ValueError with the allowed forms."""
     if value in {LOCAL, YARN} or _STANDALONE.fullmatch(value) or _KUBERNETES.fullmatch(value):
         return value
@@ -56,7 +56,7 @@ def _master(value: str) -> str:
             f"is not {YARN}; write {YARN}, and set HADOOP_CONF_DIR to the configuration with the ResourceManager's "
             "address"
         )
-    raise ValueError(f"is not a master; write {_MASTERS}")
+    raise ValueError(f"is not a master; write {_ALLOWED_MASTERS}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -69,7 +69,9 @@ class Resources(Model):
     """The writer's resources, on this host or on a Spark cluster."""
 
     master: Annotated[
-        str, AfterValidator(_master), YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`")
+        str,
+        AfterValidator(_check_master),
+        YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
     ] = Field(
         default=LOCAL,
         description="Where tasks run: on this host, on a standalone cluster (with several masters: "
@@ -80,7 +82,7 @@ class Resources(Model):
         description="`client`: the driver runs on this host. `cluster`: it runs in the cluster and outlives this "
         "host. On Kubernetes this host then needs no Java.",
     )
-    rest_port: Annotated[int, Whole(1, 65_535)] = Field(
+    rest_port: Annotated[int, IntegerBounds(1, 65_535)] = Field(
         default=6066,
         description="With `deploy-mode: cluster` on a standalone cluster: the port of each master's REST server.",
     )

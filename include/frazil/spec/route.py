@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.values import Model, PositiveDuration, Properties, Whole
+from frazil.spec.inconsistent import Problem, suggest_names
+from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Properties
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -29,7 +29,7 @@ MAX_SIGNALLED_TEMPLATE = 160
 """Maximum length of a template whose tables are signalled. Airflow's partition keys have 250 characters at most."""
 MAX_LIMIT = 10_000
 """Maximum value of `limit`."""
-ROUTABLE = frozenset({"string", "int", "long"})
+ROUTABLE_TYPES = frozenset({"string", "int", "long"})
 """Types of the columns by which a route can choose tables."""
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
@@ -60,7 +60,7 @@ class Route(Model):
         default=("*",),
         description="Patterns of values for which `template` creates tables. Other values are dead letters.",
     )
-    limit: Annotated[int, Whole(1, MAX_LIMIT)] = Field(
+    limit: Annotated[int, IntegerBounds(1, MAX_LIMIT)] = Field(
         default=100,
         description="The maximum number of tables that `template` creates. Records for further tables are dead "
         "letters.",
@@ -106,18 +106,22 @@ class Route(Model):
             raise ValueError("has allow or limit, which are only used with a template; leave them out")
         return self
 
-    def made_table(self, value: str) -> str:
+    def derive_table_name(self, value: str) -> str:
         """Return the name of the table that the template creates for a routing value. Each value has its own table."""
         if self.template is None:
             raise AssertionError("a route without a template creates no tables")
-        return self.template.replace(VALUE, name_part(value))
+        return self.template.replace(VALUE, derive_name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
         """Return whether the template creates this table for the value, and `allow` permits the value."""
-        return self.template is not None and self.made_table(value) == identifier and refusal(value, self.allow) is None
+        return (
+            self.template is not None
+            and self.derive_table_name(value) == identifier
+            and find_refusal(value, self.allow) is None
+        )
 
 
-def refusal(value: str, allow: Iterable[str]) -> str | None:
+def find_refusal(value: str, allow: Iterable[str]) -> str | None:
     """Return why no table may be created for a routing value, as a clause; None if a table may be created."""
     if len(value) > MAX_VALUE_CHARACTERS:
         return f"it has more than {MAX_VALUE_CHARACTERS} characters"
@@ -126,7 +130,7 @@ def refusal(value: str, allow: Iterable[str]) -> str | None:
     return None
 
 
-def name_part(value: str) -> str:
+def derive_name_part(value: str) -> str:
     """Return the part of a table's name that stands for a routing value.
 
     A plain value is used unchanged, unless it ends like a hash. Any other value is replaced by its plain characters and
@@ -138,7 +142,7 @@ def name_part(value: str) -> str:
     return f"{plain}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def plain_value(route: Route, identifier: str) -> str | None:
+def extract_value(route: Route, identifier: str) -> str | None:
     """Return the routing value of a table that the template created; None if the table's name does not contain it
     unchanged.
     """
@@ -146,7 +150,9 @@ def plain_value(route: Route, identifier: str) -> str | None:
         return None
     before, _, after = route.template.partition(VALUE)
     value = identifier.removeprefix(before).removesuffix(after)
-    return value if value and name_part(value) == value and route.made_table(value) == identifier else None
+    return (
+        value if value and derive_name_part(value) == value and route.derive_table_name(value) == identifier else None
+    )
 
 
 def value_property(stream: str) -> str:
@@ -154,7 +160,7 @@ def value_property(stream: str) -> str:
     return f"frazil.route.{stream}"
 
 
-def may_have_made(route: Route, identifier: str) -> bool:
+def may_have_created(route: Route, identifier: str) -> bool:
     """Return whether a table's name matches the template. Only the table's properties show whether the template created
     it.
     """
@@ -164,22 +170,22 @@ def may_have_made(route: Route, identifier: str) -> bool:
     return identifier.startswith(before) and identifier.endswith(after) and len(identifier) > len(before) + len(after)
 
 
-def problems(spec: StreamSpec) -> Iterator[Problem]:
+def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the conflicts of the route with other parts of the declaration."""
-    yield from _atomic_problems(spec)
+    yield from _find_atomic_problems(spec)
     if (route := spec.route) is None:
         return
-    yield from _source(spec, route)
+    yield from _find_source_problems(spec, route)
     own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
     for value, identifier in route.tables.items():
         if identifier in own:
             yield Problem(
                 f"route.tables.{value}", identifier, f"is {own[identifier]}; name another table, or leave the value out"
             )
-    yield from _windows(spec, route)
+    yield from _find_window_problems(spec, route)
 
 
-def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
+def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of the tables that `commit.atomic` lists."""
     if isinstance(spec.commit.atomic, bool):
         return
@@ -190,16 +196,16 @@ def _atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
         return
     for identifier in spec.commit.atomic:
         if identifier not in {*named, spec.table.identifier, spec.dead_letter_table}:
-            what = f"is neither a table of the stream nor in route.tables{did_you_mean(identifier, named)}"
+            what = f"is neither a table of the stream nor in route.tables{suggest_names(identifier, named)}"
             yield Problem("commit.atomic", identifier, f"{what}; add it there")
 
 
-def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     """Yield a problem for each table in `complete` whose windows cannot be signalled."""
     named = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
-        if identifier not in named and not may_have_made(route, identifier):
-            known = did_you_mean(identifier, dict.fromkeys(named))
+        if identifier not in named and not may_have_created(route, identifier):
+            known = suggest_names(identifier, dict.fromkeys(named))
             yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif identifier == route.template and len(identifier) > MAX_SIGNALLED_TEMPLATE:
             what = f"has over {MAX_SIGNALLED_TEMPLATE} characters, too long for Airflow's partition keys; shorten it"
@@ -209,19 +215,19 @@ def _windows(spec: StreamSpec, route: Route) -> Iterator[Problem]:
             yield Problem("route.complete", identifier, what)
 
 
-def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
+def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     """Yield the problems of the topics or the column by which the route chooses tables."""
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
-                what = f"is not a topic of the stream{did_you_mean(topic, dict.fromkeys(spec.source.topics))}"
+                what = f"is not a topic of the stream{suggest_names(topic, dict.fromkeys(spec.source.topics))}"
                 yield Problem("route.tables", topic, what)
     elif route.by == "field":
         declared = {column.name: column.type for column in spec.columns}
         name = route.name or ""
         if name not in declared:
-            yield Problem("route.name", name, f"is not a column of the schema{did_you_mean(name, declared)}")
-        elif declared[name] and declared[name] not in ROUTABLE:
+            yield Problem("route.name", name, f"is not a column of the schema{suggest_names(name, declared)}")
+        elif declared[name] and declared[name] not in ROUTABLE_TYPES:
             what = f"is a column of type {declared[name]}; a route needs a string, int or long"
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:
@@ -229,10 +235,10 @@ def _source(spec: StreamSpec, route: Route) -> Iterator[Problem]:
                 "route.name", name, "is sensitive, but table names would show its values; choose another field"
             )
         elif declared[name] in {"int", "long"}:
-            yield from _numbers(route, name)
+            yield from _find_integer_problems(route, name)
 
 
-def _numbers(route: Route, column: str) -> Iterator[Problem]:
+def _find_integer_problems(route: Route, column: str) -> Iterator[Problem]:
     """Yield a problem for each key of `tables` that no record's value can equal, because it is not a canonical
     integer.
     """

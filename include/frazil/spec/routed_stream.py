@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from frazil.spec.model import StreamSpec, Table
-from frazil.spec.route import may_have_made
+from frazil.spec.route import may_have_created
 
 
 class RoutedStream(StreamSpec):
@@ -47,7 +47,7 @@ def signalled_as(spec: StreamSpec) -> str:
     return spec.signalled_as if isinstance(spec, RoutedStream) else spec.table.identifier
 
 
-def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
+def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     """Return the stream from the perspective of a table; None if neither the stream nor its route names the table.
 
     For a table of the route, this is a copy with that table as its own. A template in `complete` names the tables that
@@ -60,7 +60,7 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
         return None
     is_named = table in route.tables.values()
     has_windows = table in route.complete or (not is_named and route.template in route.complete)
-    if not is_named and not (has_windows and (table == route.template or may_have_made(route, table))):
+    if not is_named and not (has_windows and (table == route.template or may_have_created(route, table))):
         return None
     values = {name: getattr(spec, name) for name in StreamSpec.model_fields}
     values["table"] = Table.model_construct(identifier=table, catalog=spec.table.catalog)
@@ -70,15 +70,15 @@ def seen_by(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def feeding(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the streams that feed a table, sorted by name, as `seen_by` does.
+    """Return the streams that feed a table, sorted by name, as `view_from_table` does.
 
     If a stream names the table, streams whose template only matches its name are left out.
     """
-    views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := seen_by(spec, table)) is not None]
+    views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 
 
-def never_complete(spec: StreamSpec) -> str:
+def never_complete_message(spec: StreamSpec) -> str:
     """Return a message that no window of the table ever completes, with what to declare instead."""
     declare = "declare `complete: hour` or `day`"
     if isinstance(spec, RoutedStream):
@@ -86,7 +86,7 @@ def never_complete(spec: StreamSpec) -> str:
     return f"no window of {spec.table.identifier} is ever complete: {declare}"
 
 
-def with_windows(spec: StreamSpec) -> list[StreamSpec]:
-    """Return the stream, and a copy (see `seen_by`) for each table of its route whose windows are signalled."""
-    views = (seen_by(spec, table) for table in (spec.route.complete if spec.route else ()))
+def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
+    """Return the stream, and a copy (see `view_from_table`) for each table of its route whose windows are signalled."""
+    views = (view_from_table(spec, table) for table in (spec.route.complete if spec.route else ()))
     return [spec, *(view for view in views if view is not None)]

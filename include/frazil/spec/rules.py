@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec import dedupe, layout_rules, property_rules, readings, refused, route, sensitive, upsert
-from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
-from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.readings import NAMED_FIELDS
-from frazil.spec.resources import IMAGES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE, Map, find_type_paths, parse_type, type_at
+from frazil.spec.inconsistent import Problem, suggest_names
+from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
+from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
 from frazil.spec.units import format_duration
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 
-def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
+def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
     """Return all problems between parts of the declaration; empty if the stream is valid.
 
     `wrong` has the dotted keys of invalid parts that were replaced by placeholders. Rules that need such a part are
@@ -27,28 +27,28 @@ def problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[
     return tuple(
         problem
         for rule, needs in _RULES
-        if not any(_overlaps(need, part) for need in needs for part in wrong)
+        if not any(_is_affected(need, part) for need in needs for part in wrong)
         for problem in rule(spec)
     )
 
 
-def _overlaps(need: str, wrong: str) -> bool:
+def _is_affected(need: str, wrong: str) -> bool:
     """Return whether a rule that needs one part is affected by another part that is wrong."""
     if need == "schema":  # individual columns may be wrong
         return wrong == need
     return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
 
 
-def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
+def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     """Return problems that are errors only while the stream's table does not exist."""
     found = [
         (place, name, reason)
         for column in spec.columns
-        for name, reason in UNREADABLE.items()
+        for name, reason in UNREADABLE_TYPES.items()
         for place in find_type_paths(name, parse_type(column.type), f"schema.{column.name}")
     ]
     found += [
-        (f"schema.{column.name}", column.type, OF_ICEBERG)
+        (f"schema.{column.name}", column.type, METADATA_COLUMN_PROBLEM)
         for column in spec.columns
         if column.name.lower() in METADATA_COLUMNS
     ]
@@ -56,7 +56,7 @@ def warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     return tuple(Problem(place, value, f"{reason}. {still}") for place, value, reason in found)
 
 
-def _columns(spec: StreamSpec) -> Iterator[Problem]:
+def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each column whose name is repeated or reserved."""
     seen: dict[str, str] = {}
     for column in spec.columns:
@@ -76,16 +76,16 @@ def _columns(spec: StreamSpec) -> Iterator[Problem]:
         seen.setdefault(lower, column.name)
 
 
-def _lines(spec: StreamSpec) -> Iterator[Problem]:
+def _check_lines(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problem of records with several rows in a table without coordinates."""
     if spec.has_lines and not spec.coordinates:
         yield Problem(
-            *(("transform", "unnest") if spec.unnests else ("source.format.lines", "true")),
+            *(("transform", "unnest") if spec.may_unnest else ("source.format.lines", "true")),
             "needs the column kafka_line, which distinguishes the rows of a record; leave out coordinates: false",
         )
 
 
-def _event_time(spec: StreamSpec) -> Iterator[Problem]:
+def _check_event_time(spec: StreamSpec) -> Iterator[Problem]:
     name = spec.event_time.column
     declared = {column.name: column.type for column in spec.columns}
     if name == "kafka_timestamp" and spec.coordinates:
@@ -96,7 +96,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
                 "cannot be set for kafka_timestamp, whose unit is fixed; leave it out",
             )
     elif name not in declared:
-        yield Problem("event-time", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        yield Problem("event-time", name, f"is not a column of the schema{suggest_names(name, declared)}")
     elif declared[name] not in {"timestamptz", "timestamp", ""}:
         yield Problem(
             "event-time",
@@ -106,7 +106,7 @@ def _event_time(spec: StreamSpec) -> Iterator[Problem]:
         )
 
 
-def _units(spec: StreamSpec) -> Iterator[Problem]:
+def _check_units(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.record_columns:
         if column.unit is None:
             continue
@@ -118,7 +118,7 @@ def _units(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem("event-time.unit", spec.event_time.unit, what)
 
 
-def _transform(spec: StreamSpec) -> Iterator[Problem]:
+def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of a transform's input fields and of settings that it excludes. DuckDB checks the SQL
     itself.
     """
@@ -149,14 +149,14 @@ def _transform(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("delete.tombstones", True, what)
 
 
-def _as_json(spec: StreamSpec) -> Iterator[Problem]:
+def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of `as: json`."""
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
     for column in spec.record_columns:
-        for name in column.json_texts if column.name in columns else ():
+        for name in column.json_text_fields if column.name in columns else ():
             place = f"schema.{column.name}.as"
             path = name.split(".")
-            found, outer = type_at(columns, path), type_at(columns, path[:-1] or path)
+            found, outer = find_type(columns, path), find_type(columns, path[:-1] or path)
             if found is None:
                 yield Problem(place, name, f"does not exist in the column, which is {column.type}")
             elif str(found) != "string":
@@ -168,20 +168,20 @@ def _as_json(spec: StreamSpec) -> Iterator[Problem]:
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
                 yield Problem(place, "json", what)
-            elif spec.source.format.type not in NAMED_FIELDS:
+            elif spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
                 what = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
                 yield Problem(place, "json", what)
 
 
-def _rest(spec: StreamSpec) -> Iterator[Problem]:
+def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of the column `rest`, which stores all fields without a column."""
     if (name := spec.rest) is None:
         return
     declared = {column.name: column for column in spec.record_columns}
     if (column := declared.get(name)) is None:
-        yield Problem("rest", name, f"is not a column of the schema{did_you_mean(name, declared)}")
+        yield Problem("rest", name, f"is not a column of the schema{suggest_names(name, declared)}")
         return
-    if spec.source.format.type not in NAMED_FIELDS:
+    if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
         yield Problem("rest", name, what)
     if column.type not in {"string", ""}:
@@ -204,7 +204,7 @@ def _rest(spec: StreamSpec) -> Iterator[Problem]:
         )
 
 
-def _topics(spec: StreamSpec) -> Iterator[Problem]:
+def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; declare topics, or source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
@@ -215,7 +215,7 @@ def _topics(spec: StreamSpec) -> Iterator[Problem]:
         )
 
 
-def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
+def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of columns that the key or headers fill. Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
@@ -226,7 +226,7 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for path, name, fitting in wanted:
         if name not in declared:
-            yield Problem(path, name, f"is not a column of the schema{did_you_mean(name, declared)}")
+            yield Problem(path, name, f"is not a column of the schema{suggest_names(name, declared)}")
         elif declared[name] and declared[name] not in fitting:
             what = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
             yield Problem(path, name, what)
@@ -235,7 +235,7 @@ def _beside_value(spec: StreamSpec) -> Iterator[Problem]:
         seen.setdefault(name, path)
 
 
-def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
+def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of a format in which the whole value fills one column."""
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
@@ -259,7 +259,7 @@ def _whole_value(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(f"schema.{name}", None, what)
 
 
-def _csv(spec: StreamSpec) -> Iterator[Problem]:
+def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of CSV columns: each needs one field, and a primitive type."""
     if not isinstance(spec.source.format, CsvFormat):
         return
@@ -276,13 +276,13 @@ def _csv(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem("source.format.columns", None, f"does not name the column {column.name}")
 
 
-def _evolution(spec: StreamSpec) -> Iterator[Problem]:
-    if spec.evolution.mode != "off" and spec.source.format.type not in NAMED_FIELDS:
+def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.evolution.mode != "off" and spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
         yield Problem("evolution", spec.evolution.mode, what)
 
 
-def _aligned(spec: StreamSpec) -> Iterator[Problem]:
+def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problem of `commit.align` in a table where a data file can span two windows."""
     if spec.commit.align == "none":
         return
@@ -296,7 +296,7 @@ def _aligned(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("commit.align", spec.commit.align, what)
 
 
-def _throttle(spec: StreamSpec) -> Iterator[Problem]:
+def _check_throttle(spec: StreamSpec) -> Iterator[Problem]:
     if spec.commit.throttle == "stretch" and spec.commit.max_interval <= spec.commit.interval:
         what = (
             f"is not above commit.interval, {format_duration(spec.commit.interval)}; raise it, so that commits can "
@@ -305,14 +305,14 @@ def _throttle(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), what)
 
 
-def _expiry(spec: StreamSpec) -> Iterator[Problem]:
+def _check_expiry(spec: StreamSpec) -> Iterator[Problem]:
     expiry = spec.maintenance.expiry
     if expiry.at_least > expiry.at_most:
         what = f"is above maintenance.expiry.at-most, {expiry.at_most}; lower it"
         yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
 
 
-def _resources(spec: StreamSpec) -> Iterator[Problem]:
+def _check_resources(spec: StreamSpec) -> Iterator[Problem]:
     r = spec.resources
     if r.on_cluster:
         if r.cores % r.executor_cores:
@@ -326,7 +326,7 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         if deploy != "client" and not deploy.startswith("${"):
             what = "is set by resources.deploy-mode; leave it out"
             yield Problem("resources.spark.spark.submit.deployMode", deploy, what)
-        if r.manager is ClusterManager.KUBERNETES and not IMAGES & set(r.spark):
+        if r.manager is ClusterManager.KUBERNETES and not IMAGE_PROPERTIES & set(r.spark):
             what = "needs an image for its executors; set resources.spark.spark.kubernetes.container.image"
             yield Problem("resources.master", r.master, what)
         if r.driver_in_cluster and r.manager is ClusterManager.KUBERNETES and r.package:
@@ -350,28 +350,31 @@ def _resources(spec: StreamSpec) -> Iterator[Problem]:
         )
 
 
-def _dead_letters(spec: StreamSpec) -> Iterator[Problem]:
+def _check_dead_letters(spec: StreamSpec) -> Iterator[Problem]:
     if spec.dead_letter_table == spec.table.identifier:
         yield Problem("dead-letters.table", spec.dead_letter_table, "is the stream's own table; name another one")
 
 
 _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
-    (_columns, ("schema", "coordinates")),
-    (_lines, ("source.format", "coordinates")),
-    (_event_time, ("schema", "event-time", "coordinates")),
-    (_units, ("schema", "source.schema", "event-time")),
-    (_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
-    (_as_json, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
-    (_rest, ("schema", "source.schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest")),
-    (_topics, ("source.topics", "source.topic-pattern")),
-    (_beside_value, ("schema", "source.schema", "source.key", "source.headers")),
-    (_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
-    (_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
-    (readings.problems, ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform")),
-    (_evolution, ("evolution", "source.format")),
+    (_check_columns, ("schema", "coordinates")),
+    (_check_lines, ("source.format", "coordinates")),
+    (_check_event_time, ("schema", "event-time", "coordinates")),
+    (_check_units, ("schema", "source.schema", "event-time")),
+    (_check_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
+    (_check_json_columns, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (
+        _check_rest,
+        ("schema", "source.schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest"),
+    ),
+    (_check_topics, ("source.topics", "source.topic-pattern")),
+    (_check_key_header_columns, ("schema", "source.schema", "source.key", "source.headers")),
+    (_check_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_check_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (readings.find_problems, ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform")),
+    (_check_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
     (
-        refused.problems,
+        refused.find_problems,
         (
             *("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
             "transform",
@@ -380,24 +383,24 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (dedupe.problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (
-        route.problems,
+        route.find_problems,
         (
             *("schema", "sensitive", "route", "table.identifier", "dead-letters", "commit"),
             *("complete", "source.topics", "source.topic-pattern"),
         ),
     ),
-    (layout_rules.partitioning, ("schema", "coordinates", "partition-by")),
-    (layout_rules.sorting, ("schema", "coordinates", "sort-by")),
-    (_aligned, ("commit.align", "complete", "event-time", "partition-by")),
-    (_throttle, ("commit.throttle", "commit.interval", "commit.max-interval")),
-    (_expiry, ("maintenance.expiry",)),
-    (property_rules.servers, ("source.bootstrap-servers",)),
-    (property_rules.kafka_properties, ("source.properties",)),
-    (property_rules.secrets, ()),
-    (property_rules.references, ()),
-    (_resources, ("resources",)),
-    (_dead_letters, ("table.identifier", "dead-letters")),
-    (property_rules.table_properties, ("table.properties",)),
-    (property_rules.pages, ("table.properties", "schema", "evolution")),
+    (layout_rules.find_partitioning_problems, ("schema", "coordinates", "partition-by")),
+    (layout_rules.find_sorting_problems, ("schema", "coordinates", "sort-by")),
+    (_check_alignment, ("commit.align", "complete", "event-time", "partition-by")),
+    (_check_throttle, ("commit.throttle", "commit.interval", "commit.max-interval")),
+    (_check_expiry, ("maintenance.expiry",)),
+    (property_rules.find_server_problems, ("source.bootstrap-servers",)),
+    (property_rules.find_consumer_property_problems, ("source.properties",)),
+    (property_rules.find_secret_problems, ()),
+    (property_rules.find_reference_problems, ()),
+    (_check_resources, ("resources",)),
+    (_check_dead_letters, ("table.identifier", "dead-letters")),
+    (property_rules.find_table_property_problems, ("table.properties",)),
+    (property_rules.find_page_version_problems, ("table.properties", "schema", "evolution")),
 )
 """The rules, each with the parts of the declaration that it needs."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from frazil.spec import types
-from frazil.spec.inconsistent import Problem, did_you_mean
-from frazil.spec.values import Model, Whole, YamlForm
+from frazil.spec.inconsistent import Problem, suggest_names
+from frazil.spec.values import IntegerBounds, Model, YamlForm
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
-KEYED = frozenset({"hash", "tokenize"})
+PROTECTIONS_WITH_SECRET = frozenset({"hash", "tokenize"})
 """Protections that need the secret."""
 
 
@@ -26,7 +26,7 @@ class Protection(Model):
         description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted; "
         "equal texts stay equal, and the secret decrypts them. `drop`: the field never becomes a column.",
     )
-    keep_last: Annotated[int, Whole(0, 64)] = Field(
+    keep_last: Annotated[int, IntegerBounds(0, 64)] = Field(
         default=0,
         description="For `mask`: how many characters stay visible at the end of a text, if it is at least twice as "
         "long.",
@@ -83,7 +83,7 @@ class Sensitive(Model):
     @property
     def needs_secret(self) -> bool:
         """Whether a protection needs the secret."""
-        return self.dead_letters == "encrypt" or any(how.as_ in KEYED for how in self.fields.values())
+        return self.dead_letters == "encrypt" or any(how.as_ in PROTECTIONS_WITH_SECRET for how in self.fields.values())
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
@@ -93,16 +93,16 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
     if len(columns) < len(spec.columns):
         return
-    lower = {name.lower(): _lower(kind) for name, kind in columns.items()}
+    lower = {name.lower(): _lower_field_names(kind) for name, kind in columns.items()}
     for name, how in sensitive.fields.items():
-        found = types.type_at(columns, name.split("."))
+        found = types.find_type(columns, name.split("."))
         place = f"sensitive.fields.{name}"
-        if how.as_ == "drop" and (found is not None or types.type_at(lower, name.lower().split("."))):
+        if how.as_ == "drop" and (found is not None or types.find_type(lower, name.lower().split("."))):
             yield Problem(place, "drop", "cannot be used for a column of the schema; remove the column")
-        elif how.as_ == "drop" and isinstance(types.type_at(lower, name.lower().split(".")[:1]), types.Primitive):
+        elif how.as_ == "drop" and isinstance(types.find_type(lower, name.lower().split(".")[:1]), types.Primitive):
             yield Problem(place, "drop", "cannot be used within a column that is not a struct; remove the column")
         elif how.as_ != "drop" and found is None:
-            yield Problem(place, how.as_, f"is not a column of the schema{did_you_mean(name, columns)}")
+            yield Problem(place, how.as_, f"is not a column of the schema{suggest_names(name, columns)}")
         elif how.as_ != "drop" and str(found) != "string":
             what = f"needs a string, but the column is {found}; declare it as string, or drop the field"
             yield Problem(place, how.as_, what)
@@ -110,13 +110,15 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")
 
 
-def _lower(kind: types.Type) -> types.Type:
+def _lower_field_names(kind: types.Type) -> types.Type:
     """Return the type with its field names in lower case."""
     match kind:
         case types.Struct(fields):
-            return types.Struct(tuple(types.Field(f.name.lower(), _lower(f.type), f.required) for f in fields))
+            return types.Struct(
+                tuple(types.Field(f.name.lower(), _lower_field_names(f.type), f.required) for f in fields)
+            )
         case types.List(element):
-            return types.List(_lower(element))
+            return types.List(_lower_field_names(element))
         case types.Map(key, value):
-            return types.Map(_lower(key), _lower(value))
+            return types.Map(_lower_field_names(key), _lower_field_names(value))
     return kind

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from frazil.spec.addresses import servers_problem
+from frazil.spec.addresses import find_servers_problem
 from frazil.spec.column import Column, convert_columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.topics import TopicPattern, regular_expression
+from frazil.spec.topics import TopicPattern, compile_pattern
 from frazil.spec.values import Model, Properties, Start, YamlForm
 
 
@@ -60,7 +60,7 @@ class Source(Model):
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property
-    def topics_in_words(self) -> str:
+    def topics_text(self) -> str:
         """The declared topics, separated by commas, or the topic pattern."""
         return ", ".join(self.topics) or str(self.reads)
 
@@ -69,7 +69,7 @@ class Source(Model):
     def _refuse_list(cls, value: object) -> object:
         if isinstance(value, list):
             texts = ",".join(part if isinstance(part, str) else "" for part in value)
-            if servers_problem(texts):
+            if find_servers_problem(texts):
                 texts = "host:port,host:port"  # what was written may hold credentials
             raise ValueError(f"is a list; write one string, with commas: {texts}")  # noqa: TRY004
         return value
@@ -83,7 +83,7 @@ class Source(Model):
     @classmethod
     def _check_topic_pattern(cls, value: str | None) -> str | None:
         if value is not None:
-            regular_expression(value)
+            compile_pattern(value)
         return value
 
     @field_validator("topics", mode="before")

@@ -12,7 +12,7 @@ _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 
 
-def regular_expression(text: str) -> Any:
+def compile_pattern(text: str) -> Any:
     """Compile a pattern that a user wrote, with RE2. Raises ValueError if RE2 does not support it.
 
     The time of a match is linear in the length of the string. Python's `re` backtracks: a match may take forever, and
@@ -37,13 +37,13 @@ class TopicPattern(Container[str]):
     def __contains__(self, topic: object) -> bool:
         if not isinstance(topic, str) or topic.startswith("__"):
             return False
-        return regular_expression(self.text).fullmatch(topic) is not None
+        return compile_pattern(self.text).fullmatch(topic) is not None
 
     def __str__(self) -> str:
         return f"topics that match '{self.text}'"
 
 
-def named(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
+def select_topics(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
     """Return the declared topics. For a pattern, return the topics in `known` that match it, sorted."""
     if isinstance(topics, TopicPattern):
         return tuple(sorted(topic for topic in known if topic in topics))

@@ -21,15 +21,15 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-_EPOCH = date(1970, 1, 1).toordinal()
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 """Python's ordinal of 1970-01-01."""
-DAYS = (date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH)
+DATE_LIMITS_DAYS = (date.min.toordinal() - _EPOCH_ORDINAL, date.max.toordinal() - _EPOCH_ORDINAL)
 """First and last date, in days since 1970."""
-MICROSECONDS = (DAYS[0] * 86_400_000_000, (DAYS[1] + 1) * 86_400_000_000 - 1)
+TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1] + 1) * 86_400_000_000 - 1)
 """First and last timestamp, in microseconds since 1970."""
 
 
-def ends_of(kind: IcebergType) -> tuple[int, int] | None:
+def find_limits(kind: IcebergType) -> tuple[int, int] | None:
     """Return the smallest and largest value of a number or time type; None for other types.
 
     The values of a decimal are integers without the decimal point. The values of dates are days since 1970, and those
@@ -43,29 +43,29 @@ def ends_of(kind: IcebergType) -> tuple[int, int] | None:
         case DecimalType():
             return 1 - 10**kind.precision, 10**kind.precision - 1
         case DateType():
-            return DAYS
+            return DATE_LIMITS_DAYS
         case TimestampType() | TimestamptzType():
-            return MICROSECONDS
+            return TIMESTAMP_LIMITS_US
     return None
 
 
-def rows_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
+def filter_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return a filter for rows with values from `lowest` to `greatest`.
 
     A bound that all values of the type meet is omitted: PyIceberg would compare partitions with the value just beyond
     the bound, and raise, because the type has no such value.
     """
-    first, last = ends_of(field.field_type) or (None, None)
+    first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
-    if first is None or _unscaled(lowest) > first:
+    if first is None or _to_unscaled(lowest) > first:
         found = GreaterThanOrEqual(term=field.name, value=lowest)
-    if last is None or _unscaled(greatest) < last:
+    if last is None or _to_unscaled(greatest) < last:
         found = And(found, LessThanOrEqual(term=field.name, value=greatest))
     return found
 
 
-def _unscaled(value: Any) -> Any:
-    """Return a decimal as an integer without the decimal point, as `ends_of` does. Other values are unchanged."""
+def _to_unscaled(value: Any) -> Any:
+    """Return a decimal as an integer without the decimal point, as `find_limits` does. Other values are unchanged."""
     if not isinstance(value, Decimal):
         return value
     sign, digits, _ = value.as_tuple()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-PRIMITIVES = (
+PRIMITIVE_NAMES = (
     "boolean",
     "int",
     "long",
@@ -25,13 +25,15 @@ PRIMITIVES = (
     "binary",
 )
 """Names of the primitive types without arguments."""
-ALLOWED = ", ".join((*PRIMITIVES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>"))
+ALLOWED_TYPES = ", ".join(
+    (*PRIMITIVE_NAMES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>")
+)
 """All types, for messages."""
 
 MAX_DECIMAL_PRECISION = 38
 """Maximum decimal precision (Iceberg specification, primitive types)."""
 
-UNREADABLE = {
+UNREADABLE_TYPES = {
     "time": (
         "Spark cannot read a table with a time column, not even its other columns, and compaction fails on it; "
         "write string ('10:11:12'), or long if records hold a number"
@@ -41,9 +43,9 @@ UNREADABLE = {
 the types to write instead.
 """
 
-_FORMAT_3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
+_FORMAT_3_TYPES = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "geometry", "geography", "unknown"})
 """Types of Iceberg's format version 3."""
-_JSON = frozenset({"json", "jsonb", "object", "any", "dict"})
+_JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
 """Names of types in other systems whose values are JSON."""
 _ICEBERG_NAMES = {
     "bigint": "long",
@@ -175,7 +177,7 @@ def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
             yield from find_type_paths(name, kind.value, f"{where}.value")
 
 
-def type_at(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
+def find_type(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
     """Return the type of a column or nested field; None if it does not exist. The path is its full name in Iceberg,
     split at dots.
     """
@@ -206,20 +208,20 @@ def parse_type(text: str) -> Type:
     Raises ValueError with the part that cannot be parsed and the allowed types. For a type of another system
     (`varchar`, `bigint`), the error suggests Iceberg's type.
     """
-    parser = _Parser(_tokens(text))
+    parser = _Parser(_tokenize(text))
     parsed = parser.parse_type()
     parser.check_end()
     return parsed
 
 
-def _tokens(text: str) -> list[str]:
+def _tokenize(text: str) -> list[str]:
     tokens, position = [], 0
     stripped = text.rstrip()
     while position < len(stripped):
         match = _TOKEN.match(stripped, position)
         if match is None:
             raise ValueError(
-                f"has {stripped[position:].strip()[0]!r}, which no Iceberg type contains; allowed: {ALLOWED}"
+                f"has {stripped[position:].strip()[0]!r}, which no Iceberg type contains; allowed: {ALLOWED_TYPES}"
             )
         tokens.append(match[0].strip())
         position = match.end()
@@ -237,16 +239,16 @@ class _Parser:
     def parse_type(self) -> Type:
         """Parse the type that begins at the next token."""
         self._check_not_sql()
-        name = self._next("a type")
+        name = self._take_name("a type")
         if self._peek() == "<":
-            return self._nested(name)
+            return self._parse_nested(name)
         if name == "decimal" and self._peek() == "(":
-            return self._decimal()
+            return self._parse_decimal()
         if name == "fixed" and self._peek() == "[":
-            return self._fixed()
-        if name in PRIMITIVES:
+            return self._parse_fixed()
+        if name in PRIMITIVE_NAMES:
             return Primitive(name)
-        raise _unknown(name)
+        raise _unknown_type_error(name)
 
     def _check_not_sql(self) -> None:
         """Raise a ValueError that explains an SQL type of several words. Otherwise, the error would only be about the
@@ -258,11 +260,15 @@ class _Parser:
                 written = re.sub(r" \( \d+ \)", "", found[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
-    def _nested(self, name: str) -> Type:
-        makers: dict[str, Callable[[], Type]] = {"struct": self._struct, "list": self._list, "map": self._map}
+    def _parse_nested(self, name: str) -> Type:
+        makers: dict[str, Callable[[], Type]] = {
+            "struct": self._parse_struct,
+            "list": self._parse_list,
+            "map": self._parse_map,
+        }
         inside = makers.get(name)
         if inside is None:
-            raise _unknown(name)
+            raise _unknown_type_error(name)
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
@@ -275,21 +281,21 @@ class _Parser:
         if rest := self._tokens[self._position :]:
             raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
-    def _struct(self) -> Struct:
-        self._take("<")
-        fields = [self._field()]
+    def _parse_struct(self) -> Struct:
+        self._take_mark("<")
+        fields = [self._parse_field()]
         while self._peek() == ",":
-            self._take(",")
-            fields.append(self._field())
-        self._take(">")
+            self._take_mark(",")
+            fields.append(self._parse_field())
+        self._take_mark(">")
         names = [field.name.lower() for field in fields]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"names the struct's field {doubled[0]!r} twice (names are case-insensitive)")
         return Struct(tuple(fields))
 
-    def _field(self) -> Field:
-        name = self._next("a field's name", any_name=True)
-        self._take(":")
+    def _parse_field(self) -> Field:
+        name = self._take_name("a field's name", any_name=True)
+        self._take_mark(":")
         field_type = self.parse_type()
         required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
             "not",
@@ -298,32 +304,32 @@ class _Parser:
         self._position += 2 * required
         return Field(name, field_type, required)
 
-    def _list(self) -> List:
-        self._take("<")
+    def _parse_list(self) -> List:
+        self._take_mark("<")
         element = self.parse_type()
-        self._check_no_not_null("an element of a list", f"list<{element}>")
-        self._take(">")
+        self._refuse_not_null("an element of a list", f"list<{element}>")
+        self._take_mark(">")
         return List(element)
 
-    def _map(self) -> Map:
-        self._take("<")
+    def _parse_map(self) -> Map:
+        self._take_mark("<")
         key = self.parse_type()
-        self._take(",")
+        self._take_mark(",")
         value = self.parse_type()
-        self._check_no_not_null("a map's value", f"map<{key}, {value}>")
-        self._take(">")
+        self._refuse_not_null("a map's value", f"map<{key}, {value}>")
+        self._take_mark(">")
         return Map(key, value)
 
-    def _check_no_not_null(self, what: str, instead: str) -> None:
+    def _refuse_not_null(self, what: str, instead: str) -> None:
         if [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]:
             raise ValueError(f"has 'not null', but {what} may always be null; write {instead}")
 
-    def _decimal(self) -> Primitive:
-        self._take("(")
-        precision = self._number()
-        self._take(",")
-        scale = self._number()
-        self._take(")")
+    def _parse_decimal(self) -> Primitive:
+        self._take_mark("(")
+        precision = self._parse_number()
+        self._take_mark(",")
+        scale = self._parse_number()
+        self._take_mark(")")
         if not (1 <= precision <= MAX_DECIMAL_PRECISION and scale <= precision):
             raise ValueError(
                 f"has decimal({precision},{scale}); the precision must be 1 to {MAX_DECIMAL_PRECISION}, "
@@ -331,10 +337,10 @@ class _Parser:
             )
         return Primitive("decimal", (precision, scale))
 
-    def _fixed(self) -> Primitive:
-        self._take("[")
-        length = self._number()
-        self._take("]")
+    def _parse_fixed(self) -> Primitive:
+        self._take_mark("[")
+        length = self._parse_number()
+        self._take_mark("]")
         if length == 0:
             raise ValueError("has fixed[0]; the length must be 1 or more")
         return Primitive("fixed", (length,))
@@ -343,24 +349,24 @@ class _Parser:
         """Return the next token without taking it; None at the end."""
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def _next(self, wanted: str, *, any_name: bool = False) -> str:
+    def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
         """Take the next token, which must be a name. `any_name` allows any characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):
             raise ValueError(
-                f"has {token!r} where {wanted} should be; allowed: {ALLOWED}" if token else self._end_message()
+                f"has {token!r} where {wanted} should be; allowed: {ALLOWED_TYPES}" if token else self._end_message()
             )
         self._position += 1
         return token
 
-    def _take(self, mark: str) -> None:
+    def _take_mark(self, mark: str) -> None:
         """Take the next token, which must be `mark`."""
         if self._peek() != mark:
             raise ValueError(f"has {self._peek()!r} where {mark!r} should be" if self._peek() else self._end_message())
         self._position += 1
 
-    def _number(self) -> int:
+    def _parse_number(self) -> int:
         token = self._peek()
         if token is None or not token.isdecimal():
             raise ValueError(f"has {token!r} where an integer should be" if token else self._end_message())
@@ -370,23 +376,23 @@ class _Parser:
     @staticmethod
     def _end_message() -> str:
         """Return the message for a text that ends within a type."""
-        return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED})"
+        return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED_TYPES})"
 
 
-def _unknown(name: str) -> ValueError:
+def _unknown_type_error(name: str) -> ValueError:
     """Return the error for an unknown type, with a suggestion."""
     lower = name.lower()
-    if lower in PRIMITIVES:
+    if lower in PRIMITIVE_NAMES:
         return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")
     if lower in _ICEBERG_NAMES:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")
-    if lower in _JSON:
+    if lower in _JSON_NAMES:
         return ValueError(
             f"has {name!r}, which is not an Iceberg type. Write {{type: string, as: json}} for any value, or a type "
             "for known fields: struct<name: type>, list<type> or map<string, type>"
         )
-    if lower in _FORMAT_3:
+    if lower in _FORMAT_3_TYPES:
         return ValueError(f"has {name!r}, which needs Iceberg's format version 3; frazil writes version 2")
-    close = get_close_matches(lower, [*PRIMITIVES, "decimal", "fixed", "struct", "list", "map"], n=1)
+    close = get_close_matches(lower, [*PRIMITIVE_NAMES, "decimal", "fixed", "struct", "list", "map"], n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED})")
+    return ValueError(f"has {name!r}, which is not an Iceberg type{hint} (allowed: {ALLOWED_TYPES})")

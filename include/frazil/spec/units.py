@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 
-LONGEST = timedelta(days=100_000)
+MAX_DURATION = timedelta(days=100_000)
 """Maximum duration. Python cannot wait for longer than 292 years."""
 MAX_SIZE_BYTES = 2**60
 """Maximum size in bytes."""
 
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-_MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
+_SECONDS_BY_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_MILLISECONDS_BY_UNIT = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
 MAX_DURATION_CHARACTERS = 1000
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
-_BYTES = {
+_BYTES_BY_UNIT = {
     "B": 1,
     "KB": 10**3,
     "MB": 10**6,
@@ -32,7 +32,7 @@ _SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
 """Matches a number of bytes, or a number with a unit."""
 
 
-def counted(number: int, noun: str, verb: str = "") -> str:
+def format_count(number: int, noun: str, verb: str = "") -> str:
     """Format a number with its noun: `1 row`, `3 batches`. With a verb (`is|are`): `1 row is`, `2 rows are`."""
     plural = "es" if noun.endswith(("ch", "sh")) else "s"
     singular_verb, _, plural_verb = verb.partition("|")
@@ -40,10 +40,10 @@ def counted(number: int, noun: str, verb: str = "") -> str:
     return f"{number:,} {words} {singular_verb if number == 1 else plural_verb}".rstrip()
 
 
-def shortened(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
+def shorten_list(sentences: Sequence[str], limit: int, noun: str) -> list[str]:
     """Return the first `limit` sentences and, if there are more, their number: `a`, `b`, `and 3 more tables`."""
     more = len(sentences) - limit
-    return [*sentences[:limit], *([f"and {counted(more, f'more {noun}')}"] if more > 0 else [])]
+    return [*sentences[:limit], *([f"and {format_count(more, f'more {noun}')}"] if more > 0 else [])]
 
 
 def parse_duration(value: object) -> timedelta:
@@ -59,14 +59,14 @@ def parse_duration(value: object) -> timedelta:
         if text == "0":
             duration = timedelta(0)
         elif parts and "".join(number + unit for number, unit in parts) == text:
-            seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-            duration = timedelta(seconds=min(seconds, 2 * LONGEST.total_seconds()))
+            seconds = sum(float(number) * _SECONDS_BY_UNIT[unit] for number, unit in parts)
+            duration = timedelta(seconds=min(seconds, 2 * MAX_DURATION.total_seconds()))
         else:
             raise ValueError("is not a duration; write a number with ms, s, m, h or d: 60s, 250ms, 1h30m, 7d")
     if duration < timedelta(0):
         raise ValueError("is negative; a duration is zero or more")
-    if duration > LONGEST:
-        raise ValueError(f"is too long; a duration is at most {LONGEST.days}d")
+    if duration > MAX_DURATION:
+        raise ValueError(f"is too long; a duration is at most {MAX_DURATION.days}d")
     return duration
 
 
@@ -80,7 +80,7 @@ def parse_bytes(value: object) -> int:
         raise ValueError(
             "is not a size; write bytes, or a number with KiB, MiB, GiB, TiB, KB, MB, GB or TB: 128MiB, 1GB"
         )
-    size = Decimal(match[1] or match[2]) * _BYTES[match[3] or "B"]
+    size = Decimal(match[1] or match[2]) * _BYTES_BY_UNIT[match[3] or "B"]
     if size > MAX_SIZE_BYTES:
         raise ValueError(f"is too large; a size is at most {format_bytes(MAX_SIZE_BYTES)}")
     return int(size)
@@ -92,14 +92,14 @@ def format_duration(duration: timedelta) -> str:
     """
     rest_ms = round(duration / timedelta(milliseconds=1))
     text = ""
-    for unit, length_ms in _MILLISECONDS.items():
+    for unit, length_ms in _MILLISECONDS_BY_UNIT.items():
         count, rest_ms = divmod(rest_ms, length_ms)
         if count:
             text += f"{count}{unit}"
     return text or "0s"
 
 
-def rounded_bytes(size_bytes: float) -> str:
+def format_rounded_bytes(size_bytes: float) -> str:
     """Format a measured size with one decimal: `512 B`, `1.4 GiB`."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -114,6 +114,6 @@ def format_bytes(size_bytes: int) -> str:
     if size_bytes == 0:
         return "0B"
     for unit in ("TiB", "GiB", "MiB", "TB", "GB", "KiB", "MB", "KB"):
-        if size_bytes % _BYTES[unit] == 0:
-            return f"{size_bytes // _BYTES[unit]}{unit}"
+        if size_bytes % _BYTES_BY_UNIT[unit] == 0:
+            return f"{size_bytes // _BYTES_BY_UNIT[unit]}{unit}"
     return f"{size_bytes}B"

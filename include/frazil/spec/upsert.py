@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.inconsistent import Problem, did_you_mean
+from frazil.spec.inconsistent import Problem, suggest_names
 from frazil.spec.values import Model
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ TOMBSTONES = "tombstones"
 """Short form of `delete` for tombstones alone."""
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 """First names of the paths that `Envelope.metadata` may use."""
-UNKEYED = ("float", "double")
+UNKEYABLE_TYPES = ("float", "double")
 """Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
-ORDERED = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
+ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
 """Types of the column `order-by`."""
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
 """Fields of an envelope that are texts with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
@@ -57,7 +57,7 @@ class Delete(Model):
         return self
 
 
-How = Literal["auto", "copy-on-write", "merge-on-read"]
+MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]
 """How an upsert stream changes existing rows: see `merge` in the declaration."""
 
 
@@ -78,21 +78,23 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: column for column in spec.columns}
     if not spec.key:
         yield Problem("key", None, "is missing; mode: upsert needs the columns that identify a row")
-    yield from key_problems(spec, "key", spec.key, columns)
-    yield from _order(spec, columns)
-    yield from _delete(spec, columns)
-    yield from _envelope(spec, columns)
-    yield from _transactions(spec)
-    yield from _reserved(spec)
+    yield from find_key_problems(spec, "key", spec.key, columns)
+    yield from _check_order(spec, columns)
+    yield from _check_delete(spec, columns)
+    yield from _check_envelope(spec, columns)
+    yield from _check_transactions(spec)
+    yield from _check_reserved_names(spec)
 
 
-def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]) -> Iterator[Problem]:
+def find_key_problems(
+    spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
+) -> Iterator[Problem]:
     """Yield a problem for each column that cannot be part of a key. `where` is the key's path in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
-            yield Problem(place, name, f"is not a column of the schema{did_you_mean(name, columns)}")
-        elif "<" in column.type or column.type in UNKEYED:
+            yield Problem(place, name, f"is not a column of the schema{suggest_names(name, columns)}")
+        elif "<" in column.type or column.type in UNKEYABLE_TYPES:
             yield Problem(place, name, f"is a column of type {column.type}, which cannot identify rows")
         elif not column.required:
             yield Problem(place, name, "may be null; declare the column `not null`")
@@ -102,25 +104,25 @@ def key_problems(spec: StreamSpec, where: str, key: tuple[str, ...], columns: di
             yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
-def _order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     if (name := spec.order_by) is None:
         return
     if (column := columns.get(name)) is None:
-        yield Problem("order-by", name, f"is not a column of the schema{did_you_mean(name, columns)}")
-    elif column.type and column.type.partition("(")[0] not in ORDERED:
-        yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERED)}")
+        yield Problem("order-by", name, f"is not a column of the schema{suggest_names(name, columns)}")
+    elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
+        yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERABLE_TYPES)}")
     elif spec.sensitive and name in spec.sensitive.kept:
         yield Problem(
             "order-by", name, "is a sensitive field, whose protected values have a different order; name another column"
         )
 
 
-def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     if (delete := spec.delete) is None:
         return
     if (name := delete.column) is not None:
         if (column := columns.get(name)) is None:
-            yield Problem("delete.column", name, f"is not a column of the schema{did_you_mean(name, columns)}")
+            yield Problem("delete.column", name, f"is not a column of the schema{suggest_names(name, columns)}")
         elif column.type and (kind := DELETE_TYPES.get(column.type)) is None:
             yield Problem(
                 "delete.column", name, f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
@@ -130,7 +132,7 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
                 if type(value) is not kind:
                     what = f"is not a value of the column {name}, which is {column.type}"
                     yield Problem(f"delete.values.{index}", value, what)
-    if key_fields(spec) and not _has_fields(spec):
+    if find_tombstone_fields(spec) and not _keys_have_fields(spec):
         what = (
             "needs the keys of records: declare source.key, and only its column in key. Or use json, or avro or "
             "protobuf with a registry: then the fields of record keys fill the key columns"
@@ -138,7 +140,7 @@ def _delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
         yield Problem("delete.tombstones", True, what)
 
 
-def key_fields(spec: StreamSpec) -> tuple[str, ...]:
+def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
     """Return the key columns that the fields of a tombstone's key fill; empty if tombstones delete nothing, or
     `source.key` fills the key.
     """
@@ -147,7 +149,7 @@ def key_fields(spec: StreamSpec) -> tuple[str, ...]:
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
-def _has_fields(spec: StreamSpec) -> bool:
+def _keys_have_fields(spec: StreamSpec) -> bool:
     """Return whether the keys of records have fields. Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
@@ -155,7 +157,7 @@ def _has_fields(spec: StreamSpec) -> bool:
     )
 
 
-def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
+def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
     """Yield the problems of a Debezium envelope and its metadata columns."""
     if (envelope := envelope_of(spec.source.format)) is None:
         return
@@ -166,7 +168,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
-            yield Problem(place, path, f"is not a column of the schema{did_you_mean(name, columns)}")
+            yield Problem(place, path, f"is not a column of the schema{suggest_names(name, columns)}")
         elif name in spec.key:
             yield Problem(place, path, "is a key column, which the row itself fills; leave it out")
         elif path == POSITION:
@@ -182,7 +184,7 @@ def _envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]
             yield Problem(place, path, what)
 
 
-def _transactions(spec: StreamSpec) -> Iterator[Problem]:
+def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of a topic of transaction ends."""
     envelope = envelope_of(spec.source.format)
     if envelope is None or (topic := envelope.transactions) is None:
@@ -201,7 +203,7 @@ def _transactions(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem(place, topic, what)
 
 
-def _reserved(spec: StreamSpec) -> Iterator[Problem]:
+def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each column with the name of a coordinate. Change files store coordinates even if the table
     does not.
     """

@@ -26,40 +26,40 @@ MAX_DESCRIPTION_CHARACTERS = 10_000
 """Maximum length of a description or documentation."""
 
 
-def _kebab(name: str) -> str:
+def _to_kebab_case(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _positive_duration(value: object) -> timedelta:
+def _parse_positive_duration(value: object) -> timedelta:
     duration = parse_duration(value)
     if not duration:
         raise ValueError("is zero; write a duration above 0, such as 60s")
     return duration
 
 
-def _positive_bytes(value: object) -> int:
+def _parse_positive_bytes(value: object) -> int:
     size_bytes = parse_bytes(value)
     if not size_bytes:
         raise ValueError("is zero; write a size above 0, such as 128MiB")
     return size_bytes
 
 
-def _percent(value: object) -> object:
+def _parse_percent(value: object) -> object:
     text = str(value).strip().removesuffix("%").strip()
     if isinstance(value, bool) or not text.isdecimal() or int(text) > MAX_PERCENT:
         raise ValueError(f"is not a percentage from 0 to {MAX_PERCENT}, such as 50%")
     return int(text)
 
 
-def _start(value: object) -> object:
+def _parse_start(value: object) -> object:
     return (
         value
         if isinstance(value, str) and value in {"earliest", "latest"}
-        else _moment(value, besides="earliest, latest or ")
+        else _parse_moment(value, besides="earliest, latest or ")
     )
 
 
-def _moment(value: object, besides: str = "") -> datetime:
+def _parse_moment(value: object, besides: str = "") -> datetime:
     """Parse a time. Raises ValueError for a time without a zone, because its meaning would differ between machines.
 
     `besides` lists other allowed values, for the message.
@@ -73,7 +73,7 @@ def _moment(value: object, besides: str = "") -> datetime:
     return moment
 
 
-def _texts(value: object) -> object:
+def _convert_to_texts(value: object) -> object:
     """Convert a mapping's numbers and booleans to text, which Kafka, Iceberg and Spark expect as properties."""
     if not isinstance(value, Mapping):
         return value
@@ -91,7 +91,7 @@ def _refuse_boolean(value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class IntegerBounds:
     """Restricts an integer of a declaration to the range from `minimum` to `maximum`. The default maximum is the limit
     of Spark and Iceberg.
 
@@ -107,13 +107,13 @@ class Whole:
         )
 
 
-Count = Annotated[int, Whole()]
+Count = Annotated[int, IntegerBounds()]
 """An integer from 1."""
-Several = Annotated[int, Whole(minimum=2)]
+CountFromTwo = Annotated[int, IntegerBounds(minimum=2)]
 """An integer from 2."""
-Records = Annotated[int, Whole(maximum=2**63 - 1)]
+Records = Annotated[int, IntegerBounds(maximum=2**63 - 1)]
 """An integer from 1 to the largest number of offsets in a Kafka partition."""
-Percentage = Annotated[int, Whole(maximum=100)]
+Percentage = Annotated[int, IntegerBounds(maximum=100)]
 """A percentage as a plain number from 1 to 100. `Percent` also accepts a percent sign."""
 
 
@@ -146,14 +146,14 @@ Duration = Annotated[
 """A duration of 0 or more."""
 PositiveDuration = Annotated[
     timedelta,
-    BeforeValidator(_positive_duration),
+    BeforeValidator(_parse_positive_duration),
     _DURATION_TEXT,
     _DURATION_JSON,
     YamlForm("duration: `250ms`, `60s`"),
 ]
 """A duration above 0."""
-SIZE = YamlForm("size: `128MiB`, `1GB`, or bytes")
-Bytes = Annotated[int, BeforeValidator(_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE]
+SIZE_FORM = YamlForm("size: `128MiB`, `1GB`, or bytes")
+Bytes = Annotated[int, BeforeValidator(_parse_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE_FORM]
 """A size above 0, in bytes."""
 _PERCENT_JSON = WithJsonSchema(
     {
@@ -163,19 +163,19 @@ _PERCENT_JSON = WithJsonSchema(
         ]
     }
 )
-Percent = Annotated[int, BeforeValidator(_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
+Percent = Annotated[int, BeforeValidator(_parse_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
 """A percentage from 0 to 99, as a number or with a percent sign."""
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
-    BeforeValidator(_start),
+    BeforeValidator(_parse_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
 """Where a new stream begins to read."""
-Moment = Annotated[datetime, BeforeValidator(_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
+Moment = Annotated[datetime, BeforeValidator(_parse_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
 """A time with a zone."""
 Properties = Annotated[
     dict[str, str],
-    BeforeValidator(_texts),
+    BeforeValidator(_convert_to_texts),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": ["string", "number", "boolean"]}}),
     YamlForm("mapping of properties"),
 ]
@@ -191,7 +191,7 @@ class Model(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        alias_generator=_kebab,
+        alias_generator=_to_kebab_case,
         populate_by_name=True,
         str_max_length=MAX_TEXT_CHARACTERS,
     )

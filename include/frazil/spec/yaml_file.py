@@ -14,13 +14,13 @@ import yaml
 from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
-MAX_BYTES = 4 * 2**20
+MAX_FILE_BYTES = 4 * 2**20
 """Maximum size of a declaration's file."""
 
 MAX_NESTING = 50
 """Maximum nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
-MAX_REPEATED = 100_000
+MAX_REPEATED_NODES = 100_000
 """Maximum number of nodes that aliases may repeat. A few lines of nested aliases could repeat exponentially many."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -71,9 +71,9 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     return _FILES.get(path)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _load_mapping(path: Path) -> Mapping[str, Any]:
     """Load the mapping in a file. Raises SpecError like `read_mapping`."""
-    text = _text(path)
+    text = _read_text(path)
     try:
         _check_size(text)
         loaded = yaml.load(text, Loader=_StreamLoader)
@@ -81,7 +81,7 @@ def _read(path: Path) -> Mapping[str, Any]:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem = error.problem or "is not YAML"
-        raise SpecError(f"{path}: {where}{problem}{_hint(error, text.splitlines())}") from None
+        raise SpecError(f"{path}: {where}{problem}{_suggest_fix(error, text.splitlines())}") from None
     except yaml.reader.ReaderError as error:
         line = text.partition(chr(error.character))[0].count("\n") + 1  # `position` counts bytes, or characters
         raise SpecError(
@@ -96,12 +96,12 @@ def _read(path: Path) -> Mapping[str, Any]:
     return loaded
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """Return the text of a file. Raises SpecError if it is missing, too large, unreadable or not UTF-8."""
     try:
-        if (size := path.stat().st_size) > MAX_BYTES:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise SpecError(
-                f"{path}: has {size:,} bytes, but a declaration has at most {MAX_BYTES:,}; is this the right file?"
+                f"{path}: has {size:,} bytes, but a declaration has at most {MAX_FILE_BYTES:,}; is this the right file?"
             )
         content = path.read_bytes()
         return content.decode()
@@ -138,11 +138,11 @@ def _check_size(text: str) -> None:
             repeated += anchored.get(event.anchor, 1)
         if len(sizes) > MAX_NESTING + 1:
             raise yaml.YAMLError(f"it is nested more than {MAX_NESTING} levels deep")
-        if repeated > MAX_REPEATED:
-            raise yaml.YAMLError(f"its aliases repeat more than {MAX_REPEATED:,} values; write fewer aliases")
+        if repeated > MAX_REPEATED_NODES:
+            raise yaml.YAMLError(f"its aliases repeat more than {MAX_REPEATED_NODES:,} values; write fewer aliases")
 
 
-def _hint(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
+def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
     """Return a hint for correcting the error; empty if neither the error nor its line suggests one."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
@@ -176,5 +176,5 @@ _HINTS = {
 """Hints by a part of PyYAML's message."""
 
 
-_FILES = FileCache(_read)
+_FILES = FileCache(_load_mapping)
 """Cache of the mappings by file."""

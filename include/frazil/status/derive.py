@@ -16,17 +16,17 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
-from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
-from frazil.supervise.liveness import fresh_heartbeat, known_lag
-from frazil.supervise.observed import Observed, error_name
-from frazil.timetext import ago
+from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
+from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag
+from frazil.supervise.observed import DecisionInput, error_name
+from frazil.timetext import format_elapsed
 
-CRASHES = 3
+CRASH_LOOP_THRESHOLD = 3
 """Number of consecutive ends without a commit after which a writer counts as crash-looping."""
-STARTS_WITHIN_MS = Policy().max_backoff_ms
+MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
 """Maximum time (ms) from a writer's end, or an operator's request, until a supervisor starts the next writer."""
 MAX_ERROR_CHARACTERS = 1000
 """Maximum number of characters shown of a writer's last error."""
@@ -35,18 +35,21 @@ MAX_REASON_CHARACTERS = 800
 
 
 def derive_from_decision(
-    known: StreamState, observed: Observed, decision: Decision, *, now_ms: int, problem: str | None = None
+    known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
     """Return the state that the supervisor's decision determines, as a copy of `known`.
 
     `problem` is the error of carrying out the decision; None if there was none.
     """
-    row, heartbeat = consecutive_crashes(observed, decision, now_ms=now_ms, policy=Policy()), observed.heartbeat
+    row, heartbeat = (
+        consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
+        observed.heartbeat,
+    )
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
-    level, rule = _RANKS[state]
-    cause = row[-1].ended_at_ms if row and state in _UNREACHABLE.values() else None
+    level, rule = _LEVELS_AND_RULES[state]
+    cause = row[-1].ended_at_ms if row and state in _STATES_BY_EXIT_CODE.values() else None
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
@@ -55,17 +58,19 @@ def derive_from_decision(
         level=level,
         sentence=describe_state(state, heartbeat, otherwise=sentence),
         rule=rule,
-        writer=writer_process(observed.writer, now_ms=now_ms),
+        writer=describe_writer_process(observed.writer, now_ms=now_ms),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
-        last_words=_last_words(observed.writer),
+        last_words=_last_error_sentence(observed.writer),
         unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
-        stall=heartbeat.stall if heartbeat is not None and fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
+        stall=heartbeat.stall
+        if heartbeat is not None and get_fresh_heartbeat(observed.writer, now_ms=now_ms)
+        else None,
     )
 
 
-_RANKS: Mapping[State, tuple[Level, str]] = {
+_LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
     State.STARTING: (Level.QUIET, ""),
     State.RUNNING: (Level.WELL, ""),
     State.SLOW: (Level.TROUBLE, "lag"),
@@ -98,7 +103,7 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
 """Each state's level, and the alert rule whose runbook entry covers the state; empty if none does."""
 
 
-_UNREACHABLE: Mapping[int | None, State] = {
+_STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
     KafkaUnavailable.exit_code: State.KAFKA_UNREACHABLE,
     TopicMissing.exit_code: State.TOPIC_MISSING,
     CommitUnavailable.exit_code: State.CATALOG_UNAVAILABLE,
@@ -106,28 +111,28 @@ _UNREACHABLE: Mapping[int | None, State] = {
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
 """The state after an exit code that names an unreachable service. Restarts continue until the service responds."""
-OUTAGES = frozenset({State.OUTAGE, *_UNREACHABLE.values()})
+OUTAGES = frozenset({State.OUTAGE, *_STATES_BY_EXIT_CODE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
 
 
-def _state_from_decision(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
+def _state_from_decision(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
     if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
         return State.REMOVED
     if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
         return State.STOPPING
     if decision.cause is Cause.PAUSED:
         return State.PAUSED
-    return State.GIVEN_UP if decision.subject else _state_of_writer(decision, observed, row)
+    return State.GIVEN_UP if decision.subject else _state_of_expected_writer(decision, observed, row)
 
 
-def _state_of_writer(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
+def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
     """Return the state of a writer that should run. `row` has its consecutive crashes that still count, newest
     first.
     """
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
-    if row and (unreachable := _UNREACHABLE.get(row[0].code)):
+    if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
-    if len(row) >= CRASHES:
+    if len(row) >= CRASH_LOOP_THRESHOLD:
         return State.CRASH_LOOPING
     return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
 
@@ -139,7 +144,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     if heartbeat.stall is not None:
         return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
     if heartbeat.outage:
-        return _UNREACHABLE.get(heartbeat.outage_code, State.OUTAGE)
+        return _STATES_BY_EXIT_CODE.get(heartbeat.outage_code, State.OUTAGE)
     return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
 
 
@@ -154,13 +159,16 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
     if state in OUTAGES:
         return heartbeat.outage or otherwise
     if state is State.SLOW:
-        lag = known_lag(heartbeat)
-        waiting = "" if lag is None else f", and {counted(lag, 'record', 'waits|wait')}"
-        return f"a batch takes {ago(heartbeat.backpressure_ms)} longer than its commit interval{waiting}; {otherwise}"
+        lag = get_known_lag(heartbeat)
+        waiting = "" if lag is None else f", and {format_count(lag, 'record', 'waits|wait')}"
+        return (
+            f"a batch takes {format_elapsed(heartbeat.backpressure_ms)} longer than its commit interval{waiting}; "
+            f"{otherwise}"
+        )
     return otherwise
 
 
-def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
+def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
     """Return the writer's process, running or ended, as an observation of its run folder shows it."""
     launch, heartbeat = observation.launch, observation.heartbeat
     if launch is None:
@@ -173,7 +181,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
             phase=heartbeat.phase if heartbeat else None,
             batch_records=heartbeat.batch_records if heartbeat else 0,
             heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
-            stale=heartbeat is not None and fresh_heartbeat(observation, now_ms=now_ms) is None,
+            stale=heartbeat is not None and get_fresh_heartbeat(observation, now_ms=now_ms) is None,
             epoch=epoch,
         )
     ended = WriterProcess(
@@ -195,7 +203,7 @@ def writer_process(observation: Observation, *, now_ms: int) -> WriterProcess:
     )
 
 
-def _last_words(writer: Observation) -> str:
+def _last_error_sentence(writer: Observation) -> str:
     """Return a sentence with the last writer's error; empty without an error.
 
     The heartbeat has the error before the exit record does.
@@ -211,7 +219,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     """Return sentences about problems of the writer's running process, or about the end of its last process."""
     process, problems = known.writer, []
     if process.stale and process.heartbeat_at_ms is not None:
-        silent = ago(now_ms - process.heartbeat_at_ms)
+        silent = format_elapsed(now_ms - process.heartbeat_at_ms)
         problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, and so is its report")
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
@@ -219,7 +227,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
         problems.append(f"the last writer ended with {describe_exit(process)}: {shorten_error(words)}")
     is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
     if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
-        when = f"{ago(now_ms - given_up.at_ms)} ago"
+        when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
         problems.append(
             f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts it"
         )
@@ -237,7 +245,7 @@ class Waiting(Protocol):
     def last_commit_at_ms(self) -> int | None: ...
 
 
-def promise_ms(spec: StreamSpec) -> int:
+def freshness_limit_ms(spec: StreamSpec) -> int:
     """Return the maximum allowed age of the oldest waiting record in milliseconds."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
@@ -261,14 +269,14 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     finds a state decides.
     """
     found = (
-        _final(known)
-        or _unreachable(known, spec, now_ms=now_ms)
-        or _stopped(known)
-        or _without_writer(known, now_ms=now_ms)
-        or _delayed(known, spec, now_ms=now_ms)
-        or _without_problems(known, spec, now_ms=now_ms)
+        _decided_state(known)
+        or _unreachable_state(known, spec, now_ms=now_ms)
+        or _stopped_state(known)
+        or _state_without_writer(known, now_ms=now_ms)
+        or _delayed_state(known, spec, now_ms=now_ms)
+        or _state_without_problems(known, spec, now_ms=now_ms)
     )
-    level, rule = _RANKS[found[0]]
+    level, rule = _LEVELS_AND_RULES[found[0]]
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
     problems = known.problems
@@ -278,10 +286,10 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
 
 
-_Result = tuple[State, str]
+_StateAndSentence = tuple[State, str]
 
 
-def _final(known: StreamState) -> _Result | None:
+def _decided_state(known: StreamState) -> _StateAndSentence | None:
     """Return a state that no finding about the table or Kafka can change: paused, given up or crash-looping. Otherwise
     None.
     """
@@ -291,25 +299,25 @@ def _final(known: StreamState) -> _Result | None:
         sentence = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
         return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
     if known.state is State.CRASH_LOOPING:
-        why = f"its writer ended {counted(known.crashes, 'time')} in a row without a commit"
+        why = f"its writer ended {format_count(known.crashes, 'time')} in a row without a commit"
         return State.CRASH_LOOPING, next(iter(known.problems), why)
     return None
 
 
-def _unreachable(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
+def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     """Return the state of a writer that waits for a service; None otherwise.
 
     The service is Kafka, a schema registry, or one whose outage ended the last writer.
     """
-    if known.state not in _UNREACHABLE.values() or known.unreachable_since_ms is None:
+    if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
     return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
 
 
-def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _Result:
+def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:
     """Return an outage's state with a sentence that begins with the service and ends with the error."""
     since_ms = known.unreachable_since_ms
-    lasted = f" for {ago(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
+    lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     calm = "nothing is lost, and the writer continues by itself once it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
@@ -322,7 +330,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause
 
 
-def _stopped(known: StreamState) -> _Result | None:
+def _stopped_state(known: StreamState) -> _StateAndSentence | None:
     """Return the state if the table is missing or unreadable, or the last writer failed; None otherwise."""
     writer, first = known.writer, next(iter(known.problems), "")
     if known.table_exists is None and known.state not in OUTAGES:
@@ -334,25 +342,25 @@ def _stopped(known: StreamState) -> _Result | None:
     return None
 
 
-def _without_writer(known: StreamState, *, now_ms: int) -> _Result | None:
+def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
     """Return the state if this host's last writer has ended and no other host has committed since; None otherwise."""
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
     since_ms = max(writer.ended_at_ms or 0, known.desired_at_ms or 0, known.reset_at_ms or 0)
-    if not writer.foreground and abs(now_ms - since_ms) <= STARTS_WITHIN_MS:
+    if not writer.foreground and abs(now_ms - since_ms) <= MAX_START_DELAY_MS:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if known.reset_since_end:
         return State.NO_WRITER, describe_reset(known, now_ms=now_ms)
-    ended = f" {ago(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
-    waiting = f", and {counted(known.lag, 'record', 'waits|wait')}" if known.lag else ""
+    ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
+    waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
     sentence = (
         f"its last writer here ended{ended}, and no other has committed since{waiting}: does its DAG run in Airflow?"
     )
     return State.NO_WRITER, sentence
 
 
-def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | None:
+def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     """Return the state if the writer is stalled, silent, late or slow, or has a problem; None otherwise."""
     if known.stall is not None:
         return State.STALLED, known.stall.reason
@@ -361,12 +369,14 @@ def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | 
     if known.state in OUTAGES:
         return _outage(known, spec, known.sentence, now_ms=now_ms)
     age_ms = freshness_ms(known, now_ms=now_ms)
-    if age_ms is not None and age_ms > promise_ms(spec) and (known.lag or known.writer.pid):
+    if age_ms is not None and age_ms > freshness_limit_ms(spec) and (known.lag or known.writer.pid):
         return State.LATE, late_sentence(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
         records = known.writer.batch_records
-        so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
-        return State.SLOW, f"a batch takes {ago(known.backpressure_ms)} longer than its interval{so_far}"
+        so_far = (
+            f", and has read {format_count(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
+        )
+        return State.SLOW, f"a batch takes {format_elapsed(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 
@@ -374,25 +384,25 @@ def late_sentence(known: Waiting, age_ms: int, *, now_ms: int) -> str:
     """Describe records that have waited for `age_ms`, or may have."""
     commit_ms = known.last_commit_at_ms
     if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
-        waiting = "records may wait" if known.lag is None else counted(known.lag, "record", "waits|wait")
-        return f"no commit for {ago(age_ms)} while {waiting}"
+        waiting = "records may wait" if known.lag is None else format_count(known.lag, "record", "waits|wait")
+        return f"no commit for {format_elapsed(age_ms)} while {waiting}"
     waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
-    return f"{waits} for {ago(age_ms)}; the last commit was {ago(max(now_ms - commit_ms, 0))} ago"
+    return f"{waits} for {format_elapsed(age_ms)}; the last commit was {format_elapsed(max(now_ms - commit_ms, 0))} ago"
 
 
-def _without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result:
+def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
     """Return the state of a stream for which no other check found a state."""
     if known.writer.pid is not None:
-        return _running(known)
+        return _state_of_running_writer(known)
     age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
-    if known.commits_elsewhere and age_ms is not None and age_ms <= promise_ms(spec):
+    if known.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
         return State.ELSEWHERE, ""
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
         return State.NOT_BEGUN, "Unpause the DAG of its writer to begin"
     return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
 
 
-def _running(known: StreamState) -> _Result:
+def _state_of_running_writer(known: StreamState) -> _StateAndSentence:
     if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
         return State.PAUSING, "its writer stops after the current batch"
     if known.state is State.STOPPING:
@@ -402,7 +412,9 @@ def _running(known: StreamState) -> _Result:
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:
     """Return a sentence about when the stream was reset, and the next step."""
-    return f"reset {ago(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
+    return (
+        f"reset {format_elapsed(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
+    )
 
 
 def describe_exit(writer: WriterProcess) -> str:

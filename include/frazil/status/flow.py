@@ -11,20 +11,20 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, commit_records
-from frazil.commit.reasons import Reason, Reasons, parse_reasons
+from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
-BUCKETS = 30
+LAST_HOUR_BUCKETS = 30
 """Number of parts into which the last hour is divided, two minutes each."""
-RATE_OVER_MS = HOUR_MS // 6
+RATE_PERIOD_MS = HOUR_MS // 6
 """Shortest period (ms) that a rate covers."""
-RECENT_MS = HOUR_MS // 12
+RECENT_PERIOD_MS = HOUR_MS // 12
 """Period (ms) over which alerts count recent records. A longer commit interval replaces it, up to an hour."""
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
-INTERVALS = 3
+MIN_RATE_INTERVALS = 3
 """Minimum number of the stream's longest commit intervals that a rate covers."""
 
 
@@ -69,7 +69,7 @@ class Flow:
     recent: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `recent_minutes`."""
     recent_minutes: float = 5
-    rate_ms: int = RATE_OVER_MS
+    rate_ms: int = RATE_PERIOD_MS
     """The period that `records_per_s` covers."""
 
     @property
@@ -83,13 +83,13 @@ class Flow:
 def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     """Compute the rates and counts of one stream's commits to its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    over_ms = max(RATE_OVER_MS, INTERVALS * longest_ms)
+    over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
-    recent_ms = min(max(RECENT_MS, longest_ms), HOUR_MS)
+    recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
-    measured_since_ms = _enough_since(lately, spec.name, now_ms=now_ms)
+    measured_since_ms = _measured_since(lately, spec.name, now_ms=now_ms)
     found = replace(
-        flow(commits, over_ms=over_ms, now_ms=now_ms),
+        compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
         measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
         measured_ms=now_ms - measured_since_ms,
         recent=sum_commits(lately, spec.name, since_ms=now_ms - recent_ms),
@@ -127,7 +127,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary
         records, rejected = (
-            _number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
+            _parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
         )
         found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
@@ -135,7 +135,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     return found
 
 
-def _enough_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
+def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
     """Return the start of the shortest period of an hour or more with `MIN_RECORDS` records, but not more than a day
     ago.
     """
@@ -153,16 +153,16 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
-            dead = _number(summary.get("frazil.rejected"))
-            found.records += _number(summary["frazil.records"]) + dead
+            dead = _parse_number(summary.get("frazil.rejected"))
+            found.records += _parse_number(summary["frazil.records"]) + dead
             found.rejected += dead
-            found.stale += _number(summary.get("frazil.stale"))
+            found.stale += _parse_number(summary.get("frazil.stale"))
             for name, reason in parse_reasons(summary).items():
                 found.reasons[name] = found.reasons.get(name, Reason(0)) + reason
     return found
 
 
-def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
+def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
     """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
     commits = list(newest_first)
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
@@ -170,9 +170,9 @@ def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> 
     span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms
     # The records of the oldest commit arrived before the span, so they do not count.
     counted = lately if begin_ms is not None or len(lately) < 2 else lately[:-1]
-    hour = [0] * BUCKETS
+    hour = [0] * LAST_HOUR_BUCKETS
     for one in takewhile(lambda one: one.at_ms > now_ms - HOUR_MS, commits):
-        hour[min((one.at_ms - (now_ms - HOUR_MS)) * BUCKETS // HOUR_MS, BUCKETS - 1)] += one.records
+        hour[min((one.at_ms - (now_ms - HOUR_MS)) * LAST_HOUR_BUCKETS // HOUR_MS, LAST_HOUR_BUCKETS - 1)] += one.records
     return Flow(
         records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
         last_hour=tuple(hour),
@@ -181,6 +181,6 @@ def flow(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> 
     )
 
 
-def _number(text: str | None) -> int:
+def _parse_number(text: str | None) -> int:
     """Parse a number in a snapshot summary; 0 if it is malformed, because other programs may write anything there."""
     return int(text) if text and text.isdecimal() else 0

@@ -8,12 +8,19 @@ from datetime import datetime
 from typing import Literal
 
 from frazil.commit.marker import Marker, keep_same_topics, keep_topics
-from frazil.commit.reset import Available, BeforeReset, Move, Offsets, clamp, move_before_truncations
+from frazil.commit.reset_plan import (
+    AvailableOffsets,
+    OffsetMove,
+    Offsets,
+    StateBeforeReset,
+    clamp_to_available,
+    clamp_to_truncations,
+)
 from frazil.errors import MarkerUnreadable, RolledBack
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import find_truncations
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
 
 class NotInKafka(ValueError):
@@ -35,19 +42,19 @@ class ResetTarget:
             raise ValueError("give --offsets together with --to offsets, and only with it")
 
 
-def fetch_available(kafka: KafkaOffsets, marker: Marker | None) -> Available:
+def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffsets:
     """Return the offsets that Kafka has, and where its logs were truncated before the marker's offsets."""
     topics = kafka.describe()
     first, end = kafka.earliest(topics.partitions), kafka.ends(topics.partitions)
     if marker is None:
-        return Available(topics.identity, first, end)
+        return AvailableOffsets(topics.identity, first, end)
     same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
     cut = find_truncations(kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs)
-    return Available(topics.identity, first, end, cut)
+    return AvailableOffsets(topics.identity, first, end, cut)
 
 
-def target_offsets(
-    wanted: ResetTarget, *, seen: BeforeReset, now: Available, kafka: KafkaOffsets
+def find_target_offsets(
+    wanted: ResetTarget, *, seen: StateBeforeReset, now: AvailableOffsets, kafka: KafkaAdmin
 ) -> dict[TopicPartition, int]:
     """Return the offset at which each topic-partition continues. Raises MarkerUnreadable, RolledBack and NotInKafka."""
     if wanted.to == "earliest":
@@ -55,18 +62,20 @@ def target_offsets(
     if wanted.to == "latest":
         return dict(now.end)
     if wanted.to == "timestamp" and wanted.at is not None:
-        return clamp(kafka.at(wanted.at, now.first), now)
+        return clamp_to_available(kafka.at(wanted.at, now.first), now)
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)
-        return clamp(move_before_truncations(keep_same_topics(seen.held, seen.source, now.source), now), now)
+        return clamp_to_available(clamp_to_truncations(keep_same_topics(seen.held, seen.source, now.source), now), now)
     if wanted.to == "offsets" and wanted.offsets is not None:
         check_available(wanted.offsets, now)
-        return {**_marker_target(seen, now, named=wanted.offsets), **wanted.offsets}
-    return _marker_target(seen, now)
+        return {**_offsets_from_marker(seen, now, named=wanted.offsets), **wanted.offsets}
+    return _offsets_from_marker(seen, now)
 
 
-def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None = None) -> dict[TopicPartition, int]:
+def _offsets_from_marker(
+    seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
+) -> dict[TopicPartition, int]:
     """Return the marker's offsets, limited to those that Kafka has.
 
     Without a marker, raises MarkerUnreadable unless `named` has every topic-partition.
@@ -78,12 +87,12 @@ def _marker_target(seen: BeforeReset, now: Available, *, named: Offsets | None =
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    return clamp(
-        move_before_truncations(keep_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now
+    return clamp_to_available(
+        clamp_to_truncations(keep_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now
     )
 
 
-def check_available(offsets: Offsets, now: Available) -> None:
+def check_available(offsets: Offsets, now: AvailableOffsets) -> None:
     """Raise NotInKafka unless each offset is from `first` to `end`, inclusive."""
     for (topic, partition), offset in offsets.items():
         tp = (topic, partition)
@@ -105,11 +114,13 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 }
 
 
-Merged = Literal["no", "by order", "by arrival", "dropped"]
+RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
 """How a table handles records that it gets a second time."""
 
 
-def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, merged: Merged = "no") -> list[str]:
+def describe_consequences(
+    plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets, merged: RepeatHandling = "no"
+) -> list[str]:
     """Return sentences about the records that the table never gets after a reset, and those that it may get twice.
     Pure.
 
@@ -141,15 +152,17 @@ def consequences(plan: Sequence[Move], *, seen: BeforeReset, now: Available, mer
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
-        sentences.append(f"It skips {counted(skipped, 'offset')}{also}: their records never reach the table.")
+        sentences.append(f"It skips {format_count(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
-        sentences.append(f"It reads {counted(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}")
+        sentences.append(
+            f"It reads {format_count(repeated, 'offset')} again that the table has: {_REPEATED_TEXTS[merged]}"
+        )
     if not skipped and not repeated and not seen.unknown:
         sentences.append("It skips no records, and reads no records again that the table has.")
     return sentences
 
 
-def _recreated_topics(seen: BeforeReset, now: Available) -> list[str]:
+def _recreated_topics(seen: StateBeforeReset, now: AvailableOffsets) -> list[str]:
     if seen.source is None:
         return []
     topics = sorted(now.source.topic_ids)

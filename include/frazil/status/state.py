@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from frazil.errors import NO_RESTART
+from frazil.errors import NO_RESTART_EXIT_CODES
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
 from frazil.status.flow import Flow
@@ -196,7 +196,7 @@ class StreamState:
     @property
     def needs_operator(self) -> bool:
         """Whether the last writer ended with an error after which the supervisor starts no other writer."""
-        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART
+        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART_EXIT_CODES
 
     @property
     def commits_elsewhere(self) -> bool:

@@ -8,38 +8,38 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.commit.rules import check_same_source
 from frazil.errors import FrazilError
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
-from frazil.host.records import read_notes, read_watch
+from frazil.host.records import read_notes, read_supervision_times
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
-from frazil.spec.units import counted
-from frazil.status.derive import derive_from_decision, process_problems, promise_ms, refine_state, shorten_error
+from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.units import format_count
+from frazil.status.derive import derive_from_decision, freshness_limit_ms, process_problems, refine_state, shorten_error
 from frazil.status.state import StreamState
-from frazil.status.table import TableView, error_text, read_table
-from frazil.supervise.decide import RESTARTABLE, decide, exits_without_commit
-from frazil.supervise.decision import Policy
-from frazil.supervise.liveness import fresh_heartbeat, has_committed, is_fenced, known_lag
-from frazil.supervise.observed import Declared, Observed, Unreadable, error_name
-from frazil.timetext import utc
+from frazil.status.table import TableReading, error_text, read_stream_table
+from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
+from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, has_committed, is_fenced
+from frazil.supervise.observed import DecisionInput, UnreadableState, ValidDeclaration, error_name
+from frazil.timetext import format_utc
 
-KAFKA_ANSWERS_WITHIN_S = 1.0
-LAG_UNKNOWN = "the lag is unknown"
+KAFKA_TIMEOUT_S = 1.0
+LAG_UNKNOWN_PREFIX = "the lag is unknown"
 """The beginning of a problem that makes the lag unknown."""
-ROLLED_BACK = f"{LAG_UNKNOWN}: the table was rolled back to a snapshot before the marker's"
-WATCHED_MS = 30_000
+ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
+MAX_WATCH_AGE_MS = 30_000
 """Maximum age (ms) of a supervisor's last record in the run folder. After that, it no longer counts as watching the
 writer.
 """
 
 
-def stream_state(
+def read_stream_state(
     spec: StreamSpec, *, now_ms: int, problem: str | None = None, in_full: bool = True, out_of_reach: bool = False
 ) -> StreamState:
     """Read the state of one stream. Parts that cannot be read become problems.
@@ -51,47 +51,47 @@ def stream_state(
     folder = run_folder(spec.name)
     try:
         writer = open_launcher(spec.name).observe()
-        notes, watch = read_notes(folder), read_watch(folder)
+        notes, watch = read_notes(folder), read_supervision_times(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        view = read_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+        view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
         unread = f"the run folder {folder} cannot be read: {error!r}"
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
         return _finish_state(known, spec, now_ms=now_ms)
     committed = has_committed(writer)
-    view = read_table(spec, committed=committed, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
-    observed = Observed(
+    view = read_stream_table(spec, committed=committed, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+    observed = DecisionInput(
         writer,
-        Unreadable(problem) if problem else Declared(spec.fingerprint()),
-        view.desired or Unreadable(next(iter(view.state.problems), "")),
+        UnreadableState(problem) if problem else ValidDeclaration(spec.fingerprint()),
+        view.desired or UnreadableState(next(iter(view.state.problems), "")),
         notes,
         view.fingerprint,
         # The silence of a writer counts only while a supervisor watches it.
-        watched_since_ms=watch.returned_at_ms if now_ms - watch.last_ms <= WATCHED_MS else now_ms,
+        watched_since_ms=watch.returned_at_ms if now_ms - watch.last_ms <= MAX_WATCH_AGE_MS else now_ms,
         away_since_ms=watch.away_since_ms,
         returned_at_ms=watch.returned_at_ms,
     )
-    decision = decide(observed, now_ms=now_ms, policy=Policy.for_stream(spec))
+    decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy.for_stream(spec))
     known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
-    known = _with_writer(known, spec, observed, view, now_ms=now_ms)
+    known = _add_writer_report(known, spec, observed, view, now_ms=now_ms)
     return _finish_state(known, spec, now_ms=now_ms)
 
 
 def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Add whether a writer runs, and refine the state."""
-    return refine_state(replace(known, alive=_alive(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
+    return refine_state(replace(known, alive=_has_writer(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
-def _with_writer(
-    known: StreamState, spec: StreamSpec, observed: Observed, view: TableView, *, now_ms: int
+def _add_writer_report(
+    known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
     """Add the live writer's report and the lag to the state."""
-    heartbeat, marker = fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
+    heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (
         (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else (None, None, None)
     )
     problems += [reason for reason in (stall.reason if stall else None, throttle, outage) if reason]
-    writer, lag, silent = known.writer, known_lag(heartbeat) if heartbeat else None, None
+    writer, lag, silent = known.writer, get_known_lag(heartbeat) if heartbeat else None, None
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
@@ -104,12 +104,12 @@ def _with_writer(
         known,
         writer=writer,
         lag=lag,
-        caught_up_at_ms=_caught_up_ms(replace(known, writer=writer), observed.heartbeat),
+        caught_up_at_ms=_find_caught_up_ms(replace(known, writer=writer), observed.heartbeat),
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
-        notices=(*_notices(spec, observed.writer), *_recovered(observed, known, now_ms=now_ms)),
+        notices=(*_notices(spec, observed.writer), *_recovery_notices(observed, known, now_ms=now_ms)),
         unreachable_since_ms=known.unreachable_since_ms or _silent_since_ms(stall),
         problems=_drop_repeats((*problems, *known.problems)),
     )
@@ -130,7 +130,7 @@ def _silent_since_ms(stall: Stall | None) -> int | None:
     return stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None
 
 
-def _caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
+def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
     """Return when this host's last writer had committed every record; None if a different writer has committed
     since.
     """
@@ -139,7 +139,7 @@ def _caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None
     return heartbeat.caught_up_at_ms
 
 
-def _alive(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
+def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
     """Return whether a writer runs; None if that is unknown.
 
     A writer on another host is visible only through its commits. A marker without recent commits may belong to a writer
@@ -150,7 +150,7 @@ def _alive(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
     if known.writer.has_ended and not known.commits_elsewhere:
         return False
     committed_ms = known.last_commit_at_ms
-    if committed_ms is not None and now_ms - committed_ms <= promise_ms(spec):
+    if committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec):
         return True
     unknown = known.table_exists is None or known.epoch is not None or known.writer.state == "unknown"
     return None if unknown or committed_ms is not None else False
@@ -170,7 +170,7 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
-        words = shorten_error(problem.removeprefix(f"{LAG_UNKNOWN}: ").partition(": ")[2])
+        words = shorten_error(problem.removeprefix(f"{LAG_UNKNOWN_PREFIX}: ").partition(": ")[2])
         return bool(words) and words in first
 
     return (*problems[:1], *(one for one in problems[1:] if not is_repeat(one)))
@@ -183,22 +183,22 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    return (*heartbeat.notices, _older_declaration(observation.process))
+    return (*heartbeat.notices, _older_declaration_notice(observation.process))
 
 
-def _recovered(observed: Observed, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
+def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
     """Return a notice about failures in the last hour after which the writer runs again."""
-    exits, window_ms = observed.exits, Policy().crash_window_ms
+    exits, window_ms = observed.exits, SupervisionPolicy().crash_window_ms
     if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
-    if exits[-1].code not in RESTARTABLE or not (row := exits_without_commit(exits, window_ms=window_ms)):
+    if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):
         return ()
     cause = " ".join((row[0].error or error_name(row[0].code or 0)).split())
-    failed = f"failed {counted(len(row), 'time')} before {utc(row[0].ended_at_ms)}, and runs again"
+    failed = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
     return (f"{failed}: {shorten_error(cause)}",)
 
 
-def _older_declaration(process: ProcessState) -> str:
+def _older_declaration_notice(process: ProcessState) -> str:
     how = (
         "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
         if process is ProcessState.FOREGROUND
@@ -209,12 +209,12 @@ def _older_declaration(process: ProcessState) -> str:
 
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
     """Return the number of records after the marker and None, or None and a sentence that says why it is unknown."""
-    from frazil.kafka.admin import KafkaOffsets  # librdkafka, which few calls need
+    from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 
     try:
-        properties = {**kafka_properties(spec, os.environ), "log_level": "0"}
-        with KafkaOffsets(properties, spec.source.reads, timeout_s=KAFKA_ANSWERS_WITHIN_S) as kafka:
+        properties = {**resolve_kafka_properties(spec, os.environ), "log_level": "0"}
+        with KafkaAdmin(properties, spec.source.reads, timeout_s=KAFKA_TIMEOUT_S) as kafka:
             topics = kafka.describe()
             check_same_source(marker.source, topics.identity, stream=spec.name)
             ends, first = kafka.ends(topics.partitions), kafka.earliest(topics.partitions)
@@ -223,5 +223,5 @@ def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None
             truncated = find_truncations(kafka, read, marker.leader_epochs, pause=lambda: None)
             check_not_truncated(read, truncated, stream=spec.name)
     except FrazilError as error:
-        return None, f"{LAG_UNKNOWN}: {error_text(error)}"
+        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
     return count_unread(marker.offsets, first, ends), None

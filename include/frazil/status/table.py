@@ -8,56 +8,58 @@ from dataclasses import dataclass, replace
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.backfill.interrupted import progress_words
+from frazil.backfill.interrupted import describe_progress
 from frazil.commit.backfill_marker import read_backfill
-from frazil.commit.followers import Gone
-from frazil.commit.former_table import lost_or_replaced
+from frazil.commit.commit_checks import check_ancestry
+from frazil.commit.followers import TableAbsence
 from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.opened import read_stream
-from frazil.commit.rules import check_ancestry
+from frazil.commit.open_streams import read_stream
+from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import FrazilError, RolledBack, TableLost
 from frazil.host.launchers import open_launcher
-from frazil.installed import outdated
+from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import promise_ms
+from frazil.status.derive import freshness_limit_ms
 from frazil.status.flow import compute_flow
 from frazil.status.state import StreamState
-from frazil.stream.dropped_tables import behind_default_table
+from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.desired import DesiredStore, table_fingerprint
 from frazil.supervise.liveness import has_committed
-from frazil.supervise.observed import Desired
-from frazil.table.branches import head_of, live_rows
-from frazil.table.catalogs import catalog_errors, open_existing_catalog
-from frazil.table.lost import dropped_table
+from frazil.supervise.observed import DesiredState
+from frazil.table.branches import count_live_rows, head_of
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.lost import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
-from frazil.table.tables import check_fits, load_stream_table, state_location
+from frazil.table.tables import check_declaration_fits, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 1_000
+MAX_COUNTED_BATCHES = 1_000
 """Maximum number of waiting batches that are counted."""
-ROUTED_NAMED = 5
+MAX_NAMED_TABLES = 5
 """Maximum number of routed tables that problems name."""
 
 
 @dataclass(frozen=True, slots=True)
-class TableView:
+class TableReading:
     """What the stream's table, and the objects stored with it, show about the stream."""
 
     state: StreamState
     """The fields of the stream's state that come from the table, and the problems of reading it."""
     marker: Marker | None = None
-    desired: Desired | None = None
+    desired: DesiredState | None = None
     fingerprint: str | None = None
     """See `table_fingerprint` in `frazil.supervise.desired`."""
     in_full: bool = True
     """Whether Kafka and routed tables are to be read too."""
 
 
-def read_table(spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool) -> TableView:
+def read_stream_table(
+    spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool
+) -> TableReading:
     """Read the stream's table. Errors become problems; only errors that come from an upgrade of frazil are raised.
 
     `committed` says whether a writer of this host has committed. `in_full` and `out_of_reach` are as in
@@ -65,21 +67,21 @@ def read_table(spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool,
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
-        return TableView(replace(known, problems=("the catalog does not answer",)))
+        return TableReading(replace(known, problems=("the catalog does not answer",)))
     try:
         table = load_stream_table(spec)
         if table is not None:
-            return _view(known, table, spec, now_ms=now_ms, in_full=in_full)
+            return _read_existing(known, table, spec, now_ms=now_ms, in_full=in_full)
         desired = DesiredStore(spec.name, None).read()
-        missing = missing_table(spec, None, committed=committed)
+        missing = describe_missing_table(spec, None, committed=committed)
         known = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
-        return TableView(_with_desired(known, desired), desired=desired)
+        return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        return TableView(replace(known, problems=(f"the table cannot be read: {error_text(error)}",)))
+        return TableReading(replace(known, problems=(f"the table cannot be read: {error_text(error)}",)))
 
 
-def _with_desired(known: StreamState, desired: Desired | None) -> StreamState:
+def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:
     if desired is None:
         return known
     return replace(
@@ -87,13 +89,13 @@ def _with_desired(known: StreamState, desired: Desired | None) -> StreamState:
     )
 
 
-def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableView:
+def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableReading:
     """Read an existing table. Each part that cannot be read becomes a problem."""
     problems: list[str] = []
     marker, amiss, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
-        check_fits(table, spec)
+        check_declaration_fits(table, spec)
         undeclared = undeclared_columns(table, spec)
     except FrazilError as error:
         problems.append(error_text(error))
@@ -104,11 +106,11 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
     except FrazilError as error:
         rolled_back = isinstance(error, RolledBack)
         problems.append(error_text(error))
-    missing = missing_table(spec, table, committed=False)
+    missing = describe_missing_table(spec, table, committed=False)
     problems += [missing] if missing else []
     is_routed = marker is not None and marker.routed is not None
     if in_full and marker is not None and is_routed:
-        routed_problems, amiss = _read_routed(spec, marker)
+        routed_problems, amiss = _read_routed_problems(spec, marker)
         problems += routed_problems
     desired = None
     try:
@@ -118,7 +120,7 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
         problems.append(f"the desired state cannot be read: {error_text(error)}")
     metadata = table.metadata
     committed_ms = last_commit_ms(metadata, spec.name)
-    is_fresh = committed_ms is not None and now_ms - committed_ms <= promise_ms(spec)
+    is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
     head = head_of(metadata)
     replay = last_replay(metadata, spec.name) if spec.mode == "upsert" else None
     known = replace(
@@ -127,10 +129,10 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
         missing=missing,
         rolled_back=rolled_back,
         waiting_batches=0 if in_full or is_fresh else _count_waiting(table, spec.name),
-        rows=live_rows(head) if head else 0,
+        rows=count_live_rows(head) if head else 0,
         commit_epoch=last_epoch(metadata, spec.name),
         reset_at_ms=last_reset_ms(metadata, spec.name),
-        backfill=_open_backfill(metadata, spec.name, now_ms=now_ms),
+        backfill=_describe_open_backfill(metadata, spec.name, now_ms=now_ms),
         problems=tuple(problems),
         undeclared=undeclared,
         changes=_last_merge_counts(metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
@@ -149,26 +151,26 @@ def _view(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in
             watermark_ms=marker.watermark_ms,
             snapshot_id=marker.snapshot_id,
         )
-    return TableView(known, marker, desired, table_fingerprint(table, spec.name), in_full)
+    return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
 
 
-def _read_routed(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
+def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
     """Return the problems of routed tables that are missing rows or were dropped.
 
     These are sentences about the first tables, and a short description of each table by identifier.
     """
     try:
         tables = read_stream(spec).tables
-        behind, dropped = behind_default_table(spec, tables, marker)
+        behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
         now_ms = tables.clock_ms()
-        missing = [b for b in behind if not b.is_coming(now_ms)]
+        missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
         found = [*map(str, missing), *map(str, dropped)]
         amiss = {b.target: b.amiss for b in missing} | {d.target: str(d.amiss) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
         return [f"the tables of its route cannot be read: {error_text(error)}"], {}
-    if (more := len(found) - ROUTED_NAMED) > 0:
-        found[ROUTED_NAMED:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
+    if (more := len(found) - MAX_NAMED_TABLES) > 0:
+        found[MAX_NAMED_TABLES:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
     return found, amiss
 
 
@@ -179,7 +181,7 @@ def _count_waiting(table: Table, stream: str) -> int | None:
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
         settled = marker.settled if marker else None
         waiting = journals.after(settled, journals.keys(), table_uuid=str(table.metadata.table_uuid), stream=stream)
-        return sum(1 for _ in zip(range(MAX_WAITING), waiting, strict=False))
+        return sum(1 for _ in zip(range(MAX_COUNTED_BATCHES), waiting, strict=False))
     except (FrazilError, OSError) as error:
         log.warning("the journals of stream %s cannot be read: %s", stream, error)
         return None
@@ -195,27 +197,27 @@ def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
     return {}
 
 
-def _open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:
+def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:
     try:
         last = read_backfill(metadata.properties, stream)
     except FrazilError as error:
         return error_text(error)
-    return progress_words(last, metadata, now_ms=now_ms) if last and last.is_open else None
+    return describe_progress(last, metadata, now_ms=now_ms) if last and last.is_open else None
 
 
-def missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
+def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
     """Return why the stream's own table is missing, or was replaced by another table of the same name.
 
     Returns None if the catalog has the table, or if the stream has not started yet. `table` is the table that now has
-    the name. `committed` says whether a writer of this host has committed. Raises the errors of `lost_or_replaced`.
+    the name. `committed` says whether a writer of this host has committed. Raises the errors of `explain_lost_table`.
     """
-    found = lost_or_replaced(spec, table)
+    found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
-        found = dropped_table(spec, open_existing_catalog(spec.table.catalog).name)
+        found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog).name)
     return found and f"{TableLost.__name__}: {found}"
 
 
-def missing_tables(spec: StreamSpec) -> dict[str, str]:
+def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
     """Return a sentence for each missing table of the stream and its route, which says why it is missing and what to
     do.
 
@@ -228,20 +230,22 @@ def missing_tables(spec: StreamSpec) -> dict[str, str]:
             committed = has_committed(open_launcher(spec.name).observe())
         except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
             committed = False
-        reason = missing_table(spec, None, committed=committed)
+        reason = describe_missing_table(spec, None, committed=committed)
         return {spec.table.identifier: reason} if reason else {}
     default_marker = read_marker(table.properties, spec.name)
     if default_marker is None or default_marker.routed is None:
         return {}
-    with catalog_errors(table.catalog.name):
-        behind, dropped = behind_default_table(spec, read_stream(spec).tables, default_marker, only_gone=True)
-    found = {one.target: str(one) for one in behind if one.gone is Gone.MISSING}
+    with translate_catalog_errors(table.catalog.name):
+        behind, dropped = find_lagging_and_dropped_tables(
+            spec, read_stream(spec).tables, default_marker, only_gone=True
+        )
+    found = {one.target: str(one) for one in behind if one.gone is TableAbsence.MISSING}
     return found | {gone.target: str(gone) for gone in dropped}
 
 
 def raise_if_outdated(error: Exception) -> None:
     """Raise the error again if it occurred because frazil was upgraded while this process runs."""
-    if outdated(error):
+    if explain_outdated(error):
         raise error
 
 

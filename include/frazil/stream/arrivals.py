@@ -17,7 +17,7 @@ late.
 """
 
 
-class Arrivals:
+class CaughtUpTracker:
     """Tracks the last time at which all records were committed (`caught_up_at_ms`).
 
     Keeps the planner's reports with records that are not all committed yet.
@@ -33,7 +33,7 @@ class Arrivals:
         It is the time of the newest report whose records are all before the marker's offsets.
         """
         if report is not None and not (self._reports and report.observed_at_ms <= self._reports[-1].observed_at_ms):
-            if self._reports and _is_same(self._reports[-1], report):
+            if self._reports and _has_same_records(self._reports[-1], report):
                 self._reports.pop()
             self._reports.append(report)
         while self._reports and _is_committed(self._reports[0], offsets):
@@ -43,7 +43,7 @@ class Arrivals:
         return self.caught_up_at_ms
 
 
-def _is_same(one: PlannerReport, other: PlannerReport) -> bool:
+def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
     return one.ends == other.ends and one.in_transactions == other.in_transactions
 
 

@@ -21,16 +21,16 @@ _connection: int | None = None
 """The file descriptor of this worker's connection to its executor; None outside of a worker."""
 
 
-class Abandoned(BaseException):
+class AttemptAbandoned(BaseException):
     """Ends an abandoned task attempt at any point, so that its files are removed. It does not count as an error of the
     task.
     """
 
 
-def check_wanted() -> None:
+def check_not_abandoned() -> None:
     """Raise AttemptAbandoned if the executor has closed the connection."""
     if _connection is not None and _is_closed(_connection):
-        raise Abandoned
+        raise AttemptAbandoned
 
 
 def _is_closed(connection: int) -> bool:
@@ -53,17 +53,17 @@ def wrap_worker_main(main: Callable[[Any, Any], object]) -> Callable[[Any, Any],
             return main(infile, outfile)
         except SystemExit:
             if _is_closed(_connection):
-                _discard_rest(outfile)
+                _discard_unsent_output(outfile)
             raise
 
     return run
 
 
-def _discard_rest(outfile: Any) -> None:
+def _discard_unsent_output(outfile: Any) -> None:
     """Redirect unsent output to the null device. Otherwise Spark's daemon logs long stack traces."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), outfile.fileno())
 
 
 def _raise_abandoned(_: int, __: FrameType | None) -> None:
-    raise Abandoned
+    raise AttemptAbandoned

@@ -18,13 +18,13 @@ from pathlib import Path
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
+from frazil.commit.commit_checks import check_fence, check_same_source
 from frazil.commit.committer import Committer
 from frazil.commit.cost import BatchCost
 from frazil.commit.history import merge_counts
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
-from frazil.commit.reasons import count_reasons
-from frazil.commit.rules import check_fence, check_same_source
+from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch
@@ -32,8 +32,8 @@ from frazil.events import (
     BatchCommitted,
     DistributionChosen,
     FutureEventTimes,
-    NoticeGiven,
-    OutageMet,
+    NoticeIssued,
+    OutageReported,
     PhaseBegan,
     StreamEvent,
     TableEvolved,
@@ -43,8 +43,8 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.rejects import join_rejects
-from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, joined_drift
-from frazil.kafka.admin import KafkaOffsets
+from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift, join_drift
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.windows import Grain
@@ -52,7 +52,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.cost_meter import cost_meter
-from frazil.stream.distribution import Distribution, Recent, decide_distribution
+from frazil.stream.distribution import Distribution, RecentSizes, decide_distribution
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import (
     MAX_NAMED,
@@ -68,11 +68,11 @@ from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
-from frazil.stream.stage_context import stage_context
+from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
-from frazil.stream.throttle import Bounds, Throttle, measure_metadata, throttle
-from frazil.table.catalogs import catalog_errors
-from frazil.table.growth import Refusal
+from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle
+from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.growth import RefusedField
 from frazil.table.storage_requests import upload_requests
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ MAX_RESTAGES = 10
 """Maximum number of times that one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
 """After this many ignored fields, an epoch reports no more. Records may have any number of ignored fields."""
-RECENT_BATCHES = 4
+MAX_RECENT_COMMITS = 4
 """Number of commit records from which a new writer computes its averages. It is small because a record may take
 megabytes.
 """
@@ -95,7 +95,7 @@ class BatchRunner:
     """Runs the batches of one epoch, one after the other."""
 
     spec: StreamSpec
-    kafka: KafkaOffsets
+    kafka: KafkaAdmin
     kafka_properties: Mapping[str, str]
     tables: StreamTables
     committer: Committer
@@ -119,7 +119,7 @@ class BatchRunner:
     """The part of `counted` that the published notices contain."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
     """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
-    recent: Recent | None = None
+    recent: RecentSizes | None = None
     """Average bytes that recent batches wrote to each table partition; None before the first batch."""
     distribution: Distribution | None = None
     """The shuffle decision for the last batch; None before the first batch."""
@@ -135,8 +135,8 @@ class BatchRunner:
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:
-            answers, journal = self._stage_through_outages(stage, key, end, tasks=tasks)
-            self._report_counted(answers)
+            answers, journal = self._stage_with_retries(stage, key, end, tasks=tasks)
+            self._publish_drift_notices(answers)
             rejects = join_rejects(a.result.rejects for a in answers)
             check_circuit_breaker(
                 self.spec, rejects, records=journal.records + journal.dropped, journals=self.tables.journals
@@ -149,7 +149,7 @@ class BatchRunner:
         try:
             commit_s = self._journal_and_commit(journal)
         except Fenced:
-            with _left_to_next_start(f"files of the fenced batch {key}"):
+            with _log_delete_errors(f"files of the fenced batch {key}"):
                 delete_fenced_batch(self.tables, key)
             raise
         except Exception as error:
@@ -158,8 +158,8 @@ class BatchRunner:
         self._emit_notices(answers)
         self.report(journal, stage_s=staged - began, commit_s=time.monotonic() - staged)
         self.emit(PhaseBegan(Phase.WAITING))
-        self._measure(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
-        self._sweep(journal)
+        self._record_rates(journal, answers, batch_s=time.monotonic() - began, commit_s=commit_s)
+        self._delete_obsolete_files(journal)
         self.sweep_stragglers()
         self.last_journal = journal
         self.fence.postpone()
@@ -177,7 +177,7 @@ class BatchRunner:
         some late.
         """
         if self.last_journal is not None and self.spec.resources.on_cluster:
-            self._sweep(self.last_journal)
+            self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
         """Emit the events of a committed batch. The durations (s) are 0 if an earlier epoch staged the batch."""
@@ -213,7 +213,7 @@ class BatchRunner:
                 total.update(_merge_counts(table, marker))
         return dict(total)
 
-    def _report_counted(self, answers: Sequence[TaskAnswer]) -> None:
+    def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
         """Publish notices about records that match no column, cast values, and changes without a position. Counts are
         for the epoch.
 
@@ -221,7 +221,7 @@ class BatchRunner:
         notices are renewed only if the count has more than doubled, or if a new column has casts.
         """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
-        self.counted = now = joined_drift([self.counted, *found])
+        self.counted = now = join_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier
         if now.unknown > before.unknown:
             self.reported = dataclasses.replace(self.reported, unknown=now.unknown, names=now.names)
@@ -233,13 +233,13 @@ class BatchRunner:
         for notice in (unmatched_records_notice, casts_notice, unplaced_changes_notice):
             earlier, text = notice(before, table=table), notice(self.reported, table=table)
             if text != earlier:
-                self.emit(NoticeGiven(text, replaces=earlier))
+                self.emit(NoticeIssued(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
         """Publish the notices of the batch's tasks that were not published before."""
         notices = {notice for answer in answers for notice in answer.result.notices}
         for notice in sorted(notices - self.notices):
-            self.emit(NoticeGiven(notice))
+            self.emit(NoticeIssued(notice))
         self.notices |= notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
@@ -281,19 +281,17 @@ class BatchRunner:
         except Fenced as fenced:
             raise fenced from error
 
-    def _stage_through_outages(
-        self, stage: Stage, key: BatchKey, end: Position, *, tasks: int
-    ) -> tuple[Answers, Journal]:
+    def _stage_with_retries(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         return retry_during_outage(
             lambda: self.stage(stage, key, end, tasks=tasks),
             f"batch {key} cannot be staged",
             wait=self.wait,
             report=self._report_outage,
-            prepare_retry=lambda: self._restart(key),
+            prepare_retry=lambda: self._prepare_restage(key),
         )
 
     def _report_outage(self, sentence: str, code: int) -> None:
-        self.emit(OutageMet(sentence, code))
+        self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch with the tables' current schemas and credentials. Returns the tasks' answers, and the journal
@@ -305,20 +303,20 @@ class BatchRunner:
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
-            has_evolved, values = self._evolve_tables(context, answers), _missing_values(answers)
+            has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)
             if not (has_evolved or values):
                 break
             if self.route:
                 self.route.make(values, self.marker)
-            self._restart(key)
+            self._prepare_restage(key)
             context, answers = self._stage_once(stage, key, tasks=tasks)
-        if _missing_values(answers):
+        if _missing_route_values(answers):
             raise StaleBatch(
                 f"records of batch {key} of stream {self.spec.name!r} still need new tables; the batch is staged again"
             )
-        return answers, self._journal(context, answers, end)
+        return answers, self._build_journal(context, answers, end)
 
-    def _restart(self, key: BatchKey) -> None:
+    def _prepare_restage(self, key: BatchKey) -> None:
         """Prepare another attempt to stage the batch."""
         self._discard(key)
         self._clear_progress()
@@ -326,7 +324,7 @@ class BatchRunner:
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
         """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
-        context = self._context(key)
+        context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
         try:
@@ -336,11 +334,11 @@ class BatchRunner:
             answers = stage(StageRows(context, progress))
         return context, answers
 
-    def _report_ignored(self, refused: Iterable[Refusal], table: str) -> None:
+    def _report_ignored_fields(self, refused: Iterable[RefusedField], table: str) -> None:
         """Publish a notice of the refused fields that were not reported before."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeGiven(ignored_fields_notice(new, table=table)))
+            self.emit(NoticeIssued(ignored_fields_notice(new, table=table)))
             for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
                 log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
             self.ignored |= {(table, *refusal.path) for refusal in new}
@@ -355,7 +353,7 @@ class BatchRunner:
             drift.setdefault("main" if is_absent else target, []).append(found)
         has_evolved = False
         if drift:
-            with catalog_errors(self.tables.main.catalog_name):
+            with translate_catalog_errors(self.tables.main.catalog_name):
                 main = self.tables.main.refresh()
                 if "main" in drift:
                     result = evolve_table(main, self.spec, drift.pop("main"))
@@ -367,7 +365,7 @@ class BatchRunner:
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
         """Report how a table evolved. Returns whether its columns differ from those with which the rows were staged."""
         handle = self.tables.handle(target)
-        self._report_ignored(result.refused, handle.identifier)
+        self._report_ignored_fields(result.refused, handle.identifier)
         if result.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))
@@ -380,7 +378,7 @@ class BatchRunner:
             return None
         spec = self.tables.main.current().metadata.spec()
         if self.recent is None or self.recent.spec_id != spec.spec_id:
-            self.recent = self._read_recent(spec.spec_id)
+            self.recent = self._read_recent_sizes(spec.spec_id)
         key = BatchKey(context.epoch, context.batch)
         chosen = self.distribution = decide_distribution(
             self.spec.distribution,
@@ -394,22 +392,22 @@ class BatchRunner:
         self.emit(DistributionChosen(key, chosen.shuffled, chosen.reason, *counts))
         return chosen.shuffle
 
-    def _read_recent(self, spec_id: int) -> Recent:
+    def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
         """Return the average bytes per table partition, computed from the last commit records of earlier writers."""
-        recent = Recent(spec_id)
-        newest = [*islice(self.tables.journals.records(newest_first=True), RECENT_BATCHES)]
+        recent = RecentSizes(spec_id)
+        newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):
             recent = recent.after(journal.staged_for("main"), partitions=journal.partitions)
         return recent
 
-    def _sweep(self, journal: Journal) -> None:
+    def _delete_obsolete_files(self, journal: Journal) -> None:
         """Delete files of failed attempts of a committed batch, and its merged change files."""
-        with _left_to_next_start(f"files of failed attempts of batch {journal.key}"):
+        with _log_delete_errors(f"files of failed attempts of batch {journal.key}"):
             sweep_batch(self.tables, journal)
 
     def _discard(self, key: BatchKey) -> None:
         """Delete the files of a batch that was not journaled."""
-        with _left_to_next_start(f"files of the failed batch {key}", logging.INFO):
+        with _log_delete_errors(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
 
     def _clear_progress(self) -> None:
@@ -422,8 +420,8 @@ class BatchRunner:
         except Exception as error:
             log.info("progress files of the failed attempt were not deleted: %r", error)
 
-    def _context(self, key: BatchKey) -> StageContext:
-        context = stage_context(
+    def _build_context(self, key: BatchKey) -> StageContext:
+        context = build_stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
         if self.route:
@@ -447,7 +445,7 @@ class BatchRunner:
         check_same_source(known, found, stream=self.spec.name)
         return merge_identities(known, found).topic_ids
 
-    def _journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
+    def _build_journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         source = self.kafka.describe().identity
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
@@ -475,7 +473,9 @@ class BatchRunner:
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
-    def _measure(self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float) -> None:
+    def _record_rates(
+        self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float
+    ) -> None:
         """Record the batch's rates and the size of the table's metadata for the planner. Only logs errors."""
         try:
             task_s = [answer.seconds for answer in answers]
@@ -492,7 +492,7 @@ class BatchRunner:
         interval.
         """
         measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
-        before, now = self.throttle, throttle(self.throttle, measure, Bounds.for_stream(self.spec))
+        before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
         self.throttle = now
         pressed = before is not None and before.reason is not None
         if pressed or now.reason:
@@ -502,7 +502,7 @@ class BatchRunner:
 
 
 @contextmanager
-def _left_to_next_start(files: str, level: int = logging.WARNING) -> Iterator[None]:
+def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
     """Log errors of deleting `files` instead of raising them: the next start deletes the files.
 
     So a failed deletion does not replace an error that is already being raised.
@@ -527,7 +527,7 @@ def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
     return BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads)
 
 
-def _missing_values(answers: Sequence[TaskAnswer]) -> set[str]:
+def _missing_route_values(answers: Sequence[TaskAnswer]) -> set[str]:
     """Return the route values whose tables do not exist. Their records were not staged."""
     return {value for answer in answers for value in answer.result.values}
 

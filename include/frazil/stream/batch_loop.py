@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 
-from frazil.commit.target import target_file_bytes
+from frazil.commit.staging_targets import target_file_bytes
 from frazil.events import PhaseBegan, ThrottleEvaluated
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
@@ -25,10 +25,10 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, read_rates, write_rates
-from frazil.stream.planner import POLL_S, BatchPlanner, PlannerSettings
+from frazil.stream.planner import POLL_INTERVAL_S, BatchPlanner, PlannerSettings
 from frazil.stream.whole_transactions import whole_transactions
 
-UNTIL_CHECK_S = 0.1
+STOP_CHECK_INTERVAL_S = 0.1
 """Interval (s) at which the loop checks whether it must stop, while the brokers do not respond."""
 
 
@@ -52,7 +52,7 @@ class BatchLoop:
 
         `wait` takes seconds, and returns early if the result of `until` may have changed.
         """
-        self.planner = planner = self._planner()
+        self.planner = planner = self._create_planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
         try:
@@ -93,19 +93,19 @@ class BatchLoop:
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
-    def _planner(self) -> BatchPlanner:
+    def _create_planner(self) -> BatchPlanner:
         """Create the epoch's planner. Resets what an earlier epoch left: its report, and the stretch of the commit
         interval.
         """
         r = self.runner
         exchange = open_exchange(r.run_folder)
-        _clear_earlier_versions(r)
+        _delete_obsolete_files(r)
         self.set_planner_report(None)
         # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
         write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
         r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
         return BatchPlanner(
-            settings=self._settings(),
+            settings=self._planner_settings(),
             kafka=r.kafka,
             source=r.marker.source,
             position=Position.from_marker(r.marker),
@@ -113,12 +113,12 @@ class BatchLoop:
             whole=whole_transactions(r.spec, r.kafka_properties, r.marker.transaction),
         )
 
-    def _settings(self) -> PlannerSettings:
+    def _planner_settings(self) -> PlannerSettings:
         spec = self.runner.spec
         interval_s = spec.commit.interval / timedelta(seconds=1)
         polling_s = planning_interval_s(interval_s, max_s=self.hosting.max_polling_s)
         # Batches start earlier by the polling interval, because a record may wait that long before it is seen.
-        early_s = polling_s if polling_s > POLL_S else 0.0
+        early_s = polling_s if polling_s > POLL_INTERVAL_S else 0.0
         return PlannerSettings(
             stream=spec.name,
             topics=spec.source.reads,
@@ -134,7 +134,7 @@ class BatchLoop:
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
             exchange=str(self.runner.run_folder),
             # The loop's timing is not exact. A shorter interval makes sure that each iteration polls Kafka.
-            poll_s=max(POLL_S, 0.8 * polling_s),
+            poll_s=max(POLL_INTERVAL_S, 0.8 * polling_s),
         )
 
 
@@ -145,10 +145,10 @@ def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position 
     ends when the writer destroys the Kafka client.
     """
     answer: Future[Position] = Future()
-    thread = threading.Thread(target=_answer, args=(planner, answer), name="planner", daemon=True)
+    thread = threading.Thread(target=_set_next_position, args=(planner, answer), name="planner", daemon=True)
     thread.start()
     while True:
-        thread.join(UNTIL_CHECK_S)
+        thread.join(STOP_CHECK_INTERVAL_S)
         if answer.done():
             return answer.result()
         if until():
@@ -161,7 +161,7 @@ def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
     done = threading.Event()
 
     def poll() -> None:
-        while not done.wait(POLL_S):
+        while not done.wait(POLL_INTERVAL_S):
             planner.observe()
 
     threading.Thread(target=poll, name="observer", daemon=True).start()
@@ -171,14 +171,14 @@ def poll_during_batch(planner: BatchPlanner) -> Iterator[None]:
         done.set()
 
 
-def _answer(planner: BatchPlanner, answer: Future[Position]) -> None:
+def _set_next_position(planner: BatchPlanner, answer: Future[Position]) -> None:
     try:
         answer.set_result(planner.next_position())
     except BaseException as error:
         answer.set_exception(error)
 
 
-def _clear_earlier_versions(runner: BatchRunner) -> None:
+def _delete_obsolete_files(runner: BatchRunner) -> None:
     """Delete Spark's checkpoints and the planner's report, which earlier versions left in the run folder."""
     for old in runner.run_folder.glob("checkpoint-*"):
         shutil.rmtree(old, ignore_errors=True)
@@ -190,5 +190,5 @@ def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> floa
 
     Polling takes most of the planner's CPU, so it is not more frequent than the commit interval needs.
     """
-    part = 60 if max_s <= POLL_S else 12
+    part = 60 if max_s <= POLL_INTERVAL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

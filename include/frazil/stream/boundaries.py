@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import SpecError
 from frazil.ingest.source_log import is_after, is_before
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 
 MAX_ENDS = 200_000
 """Maximum number of remembered transaction ends. A restarted connector sends recent events again."""
@@ -20,7 +20,7 @@ stay open, and comparing them takes time quadratic in their number.
 
 
 @dataclass(slots=True)
-class _Run:
+class _RecordRun:
     """Consecutive records of one transaction. If they belong to no transaction, `transaction` is empty."""
 
     transaction: str
@@ -35,7 +35,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenTransactions:
     """Open transactions in the order in which they began, indexed by their position in the source's log.
 
     Many transactions may share a position. One without a position is never treated as earlier than another one.
@@ -45,7 +45,7 @@ class _Open:
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
     """The open transactions at each position."""
 
-    def find_earlier(self, run: _Run) -> list[tuple[str, str]]:
+    def find_earlier(self, run: _RecordRun) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, with their positions."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
         return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
@@ -58,7 +58,8 @@ class _Open:
         if len(self._at) > MAX_OPEN_POSITIONS:
             raise SpecError(
                 f"source.format.envelope.transactions: transactions at more than {MAX_OPEN_POSITIONS} positions of the "
-                f"source's log are open at once, the last at {safe(position or '', lines=False)}: the events are not "
+                f"source's log are open at once, the last at {escape_unsafe(position or '', lines=False)}: the "
+                "events are not "
                 "in the order of one log. Check what writes into the topic, or leave envelope.transactions out"
             )
 
@@ -92,7 +93,7 @@ class Boundaries:
     """The newest complete transaction before `at`."""
     is_behind: bool = False
     """Whether, at the last call of `settle`, a restarted connector had not yet sent the newest transaction again."""
-    _runs: list[_Run] = field(default_factory=list)
+    _runs: list[_RecordRun] = field(default_factory=list)
     """Records after the last boundary."""
     _counts: dict[str, int] = field(default_factory=dict)
     """The number of events of each transaction whose end record was read."""
@@ -108,7 +109,7 @@ class Boundaries:
         elif last is not None and last.transaction == transaction:
             last.order, last.position, last.end, last.unreadable = order, position, end, 0
         else:
-            self._runs.append(_Run(transaction, order, position, end))
+            self._runs.append(_RecordRun(transaction, order, position, end))
 
     def skip_to(self, end: int) -> None:
         """Record that all records before the offset `end` were added."""
@@ -130,7 +131,7 @@ class Boundaries:
         If `whole` is False, more records follow. They may belong to the last transaction, which then stays open. Raises
         SpecError if the records are not in the order of one log.
         """
-        open_ones = _Open()
+        open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
             for one, position in open_ones.find_earlier(run) if run.transaction else ():
@@ -138,7 +139,7 @@ class Boundaries:
                 newest, behind = _advance(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
-            if run.transaction and self._is_whole(run):
+            if run.transaction and self._is_complete(run):
                 open_ones.remove(run.transaction)
                 newest, behind = _advance(newest, run.transaction, run.position)
             elif run.transaction:
@@ -150,7 +151,7 @@ class Boundaries:
         self.is_behind = behind and not open_ones.positions
         return next(iter(open_ones.positions), newest.id if behind else "")
 
-    def _is_whole(self, run: _Run) -> bool:
+    def _is_complete(self, run: _RecordRun) -> bool:
         count = self._counts.get(run.transaction)
         return count is not None and run.order <= count <= run.order + run.unreadable
 

@@ -8,10 +8,10 @@ from frazil.commit.journal import Journal, JournalStore
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
 from frazil.spec.model import CircuitBreaker, StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
-SAMPLES = 3
-PARTITIONS_NAMED = 5
+MAX_SAMPLES = 3
+MAX_NAMED_PARTITIONS = 5
 
 
 def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, journals: JournalStore) -> None:
@@ -20,7 +20,7 @@ def check_circuit_breaker(spec: StreamSpec, rejects: Rejects, *, records: int, j
         return
     if (reason := reason_to_open(rejects, records=records, circuit=circuit)) is not None:
         before = next((j for j in journals.records(newest_first=True) if j.records + j.rejected), None)
-        raise CircuitOpen(open_message(spec.name, reason, rejects, before=before))
+        raise CircuitOpen(circuit_open_message(spec.name, reason, rejects, before=before))
 
 
 def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -> str | None:
@@ -28,11 +28,11 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
     rejected, total = rejects.total, records + rejects.total
     if total < circuit.at_least or rejected * 100 <= circuit.share * total:
         return None
-    share = f"{rejected:,} of {counted(total, 'record')} ({_percent(rejected, total)})"
+    share = f"{rejected:,} of {format_count(total, 'record')} ({_percent(rejected, total)})"
     return f"{share} would be dead letters, more than {circuit.share} %"
 
 
-def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
+def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
     """Return the error message: what happened, the previous batch, what to do, the first offsets, and samples.
 
     The long parts come last, because an alert or a page may shorten the text. `before` is the stream's last batch with
@@ -43,8 +43,8 @@ def open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal 
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
         f"wrong: `frazil resume {stream} --accept` stores its records up to now as dead letters; `frazil reset "
-        f"{stream} --to latest` skips the records that Kafka has now. First at {_first_locations(rejects)}. "
-        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _samples(rejects))
+        f"{stream} --to latest` skips the records that Kafka has now. First at {_format_first_locations(rejects)}. "
+        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _choose_samples(rejects))
     )
 
 
@@ -54,16 +54,16 @@ def _previous_batch_text(before: Journal | None) -> str:
     return f"In the previous batch, the share was {_percent(before.rejected, total)}. "
 
 
-def _first_locations(rejects: Rejects) -> str:
-    named = ", ".join(map(_location, rejects.first[:PARTITIONS_NAMED]))
-    more = len(rejects.first) - PARTITIONS_NAMED
-    return f"{named} and in {counted(more, 'more partition')}" if more > 0 else named
+def _format_first_locations(rejects: Rejects) -> str:
+    named = ", ".join(map(_location, rejects.first[:MAX_NAMED_PARTITIONS]))
+    more = len(rejects.first) - MAX_NAMED_PARTITIONS
+    return f"{named} and in {format_count(more, 'more partition')}" if more > 0 else named
 
 
-def _samples(rejects: Rejects) -> list[Reject]:
+def _choose_samples(rejects: Rejects) -> list[Reject]:
     """Return up to `MAX_SAMPLES` dead letters. The reasons take turns, the most frequent first."""
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
-    return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:SAMPLES]
+    return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
 
 
 def _location(reject: Reject) -> str:

@@ -27,18 +27,18 @@ MIN_KEPT_SHARE = 0.01
 """Forget a partition without new rows if its average bytes are below this fraction of the mean partition with new
 rows.
 """
-MAX_PREDICTED = 10_000
+MAX_ASSIGNED_PARTITIONS = 10_000
 """Maximum number of partitions with assigned writers, the largest first. The assignment is sent with each task."""
-FILE_BYTES = 24 * 1024
+FILE_COST_BYTES = 24 * 1024
 """Bytes of Parquet whose writing takes as much CPU as opening one more file, measured by `python -m
 bench.distribution`.
 """
-SLIVER = 0.05
+MIN_PIECE_SHARE = 0.05
 """A writer gets a part of a partition only if the part is at least this fraction of the writer's total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentSizes:
     """Average bytes that recent batches wrote to each partition. The newest batch has half of the weight."""
 
     spec_id: int
@@ -47,7 +47,7 @@ class Recent:
     files_alone: float = 0.0
     """Average number of files per batch if each task wrote the rows that it reads, without a shuffle."""
 
-    def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> Recent:
+    def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> RecentSizes:
         """Return the averages after one more batch with these files of the main table.
 
         `partitions` is the sum of `TaskAnswer.partitions`; None if the batch was not shuffled. Ignores files of another
@@ -63,19 +63,19 @@ class Recent:
             return self
         alone = float(max(partitions or 0, count))
         if not self.bytes:
-            return replace(self, bytes=_largest(newest), files_alone=alone)
+            return replace(self, bytes=_keep_largest(newest), files_alone=alone)
         threshold = MIN_KEPT_SHARE * sum(newest.values()) / len(newest)
         mixed = {key: _moving_average(self.bytes.get(key, 0.0), newest.get(key, 0.0)) for key in {*self.bytes, *newest}}
         kept = {key: size for key, size in mixed.items() if key in newest or size > threshold}
-        return replace(self, bytes=_largest(kept), files_alone=_moving_average(self.files_alone, alone))
+        return replace(self, bytes=_keep_largest(kept), files_alone=_moving_average(self.files_alone, alone))
 
 
 def _moving_average(before: float, now: float) -> float:
     return before + NEWEST_WEIGHT * (now - before)
 
 
-def _largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
-    return dict(_by_descending_size(sizes)[:MAX_PREDICTED])
+def _keep_largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, float]:
+    return dict(_sort_by_size(sizes)[:MAX_ASSIGNED_PARTITIONS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Distribution:
 
 def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     declared: Literal["none", "hash", "auto"],
-    recent: Recent,
+    recent: RecentSizes,
     *,
     partitioned: bool,
     tasks: int,
@@ -123,8 +123,8 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
 
 
-def _expected_distribution(recent: Recent, *, tasks: int, target_file_bytes: int) -> Distribution:
-    shares = assign_writers({key: size + FILE_BYTES for key, size in recent.bytes.items()}, tasks)
+def _expected_distribution(recent: RecentSizes, *, tasks: int, target_file_bytes: int) -> Distribution:
+    shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
     needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
     alone = max(round(recent.files_alone), sum(needed.values()))
     apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
@@ -141,7 +141,7 @@ def assign_writers(
     equal lengths, one per writer. So fewer partitions are divided than there are writers. Very small pieces are not
     split off, so no writer gets more than `1 + 2 * MIN_PIECE_SHARE` times the equal length.
     """
-    ordered = _by_descending_size(sizes)
+    ordered = _sort_by_size(sizes)
     length = sum(size for _, size in ordered) / writers
     shares: dict[PartitionKey, tuple[tuple[int, float], ...]] = {}
     start = 0.0
@@ -152,7 +152,7 @@ def assign_writers(
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
         shares[key] = _cumulative_shares(
-            [p for p in parts if p[1] >= SLIVER * length] or [max(parts, key=itemgetter(1))]
+            [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
         )
         start = end
     return shares
@@ -164,5 +164,5 @@ def _cumulative_shares(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, f
     return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 
 
-def _by_descending_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
+def _sort_by_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:
     return sorted(sizes.items(), key=lambda item: (-item[1], [(value is not None, value or "") for value in item[0]]))

@@ -15,21 +15,26 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import Behind, Followers, Gone
+from frazil.commit.followers import Followers, LaggingTable, TableAbsence
 from frazil.commit.marker import Marker
-from frazil.commit.members import Member, member_names, read_member, write_member
-from frazil.commit.missing_rows import tables_behind, tables_missing_backfill
+from frazil.commit.missing_rows import find_lagging_tables, find_tables_missing_backfill
+from frazil.commit.routed_table_records import (
+    RoutedTableRecord,
+    list_recorded_tables,
+    read_table_record,
+    write_table_record,
+)
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.waiting_files import load_note
+from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import may_have_made, plain_value, value_property
-from frazil.spec.units import shortened
-from frazil.table.catalogs import catalog_errors, list_table_names, load_catalog
+from frazil.spec.route import extract_value, may_have_created, value_property
+from frazil.spec.units import shorten_list
+from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
 from frazil.table.lost import find_remains, registration_command
-from frazil.table.made_tables import routed_table
-from frazil.table.parallel import in_parallel
+from frazil.table.made_tables import declare_routed_table
+from frazil.table.parallel import run_in_parallel
 from frazil.table.remains import TableFolder, find_newest_metadata, read_remains
 from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
@@ -46,14 +51,14 @@ class DroppedTable:
 
     target: Target
     reason: str
-    amiss: Gone
+    amiss: TableAbsence
     """Whether the table is missing or was replaced."""
 
     def __str__(self) -> str:
         return self.reason
 
 
-def dropped_tables(
+def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
     """Return the route's declared tables that were dropped or renamed, ordered by name.
@@ -65,22 +70,24 @@ def dropped_tables(
     if spec.route is None:
         return []
     declared = set(spec.route.tables.values())
-    names = {n for n in member_names(tables) if n in declared or may_have_made(spec.route, n)}
+    names = {n for n in list_recorded_tables(tables) if n in declared or may_have_created(spec.route, n)}
     if not names:
         return []
     catalog = tables.main.current().catalog
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         gone = _find_missing_names(catalog, names)
     read = sorted(gone if loaded is None else names)
-    members = in_parallel(lambda name: read_member(tables, name), read)
+    members = run_in_parallel(lambda name: read_table_record(tables, name), read)
     found = []
     for member in members:
         if member is None or not route_includes(spec, member):
             continue
         replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
         if member.target in gone or replacement is not None:
-            sentence = dropped_sentence(spec, tables, member, replacement)
-            found.append(DroppedTable(member.target, sentence, Gone.REPLACED if replacement else Gone.MISSING))
+            sentence = describe_dropped_table(spec, tables, member, replacement)
+            found.append(
+                DroppedTable(member.target, sentence, TableAbsence.REPLACED if replacement else TableAbsence.MISSING)
+            )
     return found
 
 
@@ -91,45 +98,47 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
     return {
-        name for name, exists in zip(unlisted, in_parallel(catalog.table_exists, unlisted), strict=True) if not exists
+        name
+        for name, exists in zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
+        if not exists
     }
 
 
-def _find_replacement(catalog: Catalog, member: Member, loaded: Mapping[Target, Table]) -> Table | None:
+def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
     """Return the table that now has the recorded name, if it is not the route's former table; otherwise None."""
     table = loaded.get(member.target)
     if table is None:  # the template did not create the table that has the name now
         try:
-            with catalog_errors(catalog.name):
+            with translate_catalog_errors(catalog.name):
                 table = catalog.load_table(member.target)
         except NoSuchTableError:  # dropped meanwhile: the next check reports it
             return None
     return table if member.is_another(table) else None
 
 
-def behind_default_table(
+def find_lagging_and_dropped_tables(
     spec: StreamSpec,
     tables: StreamTables,
     default_marker: Marker,
     loaded: Mapping[Target, Table] | None = None,
     *,
     only_gone: bool = False,
-) -> tuple[list[Behind], list[DroppedTable]]:
+) -> tuple[list[LaggingTable], list[DroppedTable]]:
     """Return two lists: routed tables that are missing rows of the default table, and dropped tables without pending
     rows.
 
     `loaded`: see `find_dropped_tables`. With `only_gone`, tables that exist are left out and not loaded.
     """
-    dropped = {found.target: found for found in dropped_tables(spec, tables, loaded)}
+    dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:
         known = dropped.get(target)
-        return known.reason if known else dropped_sentence(spec, tables, _member_or_guess(spec, tables, target))
+        return known.reason if known else describe_dropped_table(spec, tables, _find_member(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _find_missing_names(catalog, waiting.keys())}
-    behind = tables_behind(tables, default_marker, waiting, remedy)
+    behind = find_lagging_tables(tables, default_marker, waiting, remedy)
     if loaded is None:
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
@@ -140,15 +149,15 @@ def behind_default_table(
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, reason=remedy(b.target), gone=Gone.MISSING)
-        for b in tables_missing_backfill(tables, loaded or {})
+        else dataclasses.replace(b, reason=remedy(b.target), gone=TableAbsence.MISSING)
+        for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
 
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
     """Return a report of the routed table, by its name, if another table now has this name; otherwise an empty dict."""
-    member = read_member(tables, target)
+    member = read_table_record(tables, target)
     if member is None or not route_includes(spec, member):
         return {}
     try:
@@ -157,10 +166,12 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
         return {}
     if replacement is None:
         return {}
-    return {target: DroppedTable(target, dropped_sentence(spec, tables, member, replacement), Gone.REPLACED)}
+    return {
+        target: DroppedTable(target, describe_dropped_table(spec, tables, member, replacement), TableAbsence.REPLACED)
+    }
 
 
-def route_includes(spec: StreamSpec, member: Member) -> bool:
+def route_includes(spec: StreamSpec, member: RoutedTableRecord) -> bool:
     """Whether the route's current declaration includes this table. Pure."""
     route = spec.route
     if route is None or member.target in route.tables.values():
@@ -180,16 +191,18 @@ def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
     """Whether the route's current declaration includes this table, or may include it: its value may be unknown."""
-    return _may_include(spec, Member(target, _find_route_value(spec, tables, target), ""))
+    return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
-def _may_include(spec: StreamSpec, member: Member) -> bool:
+def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
     route = spec.route
-    unknown = route is not None and member.value is None and may_have_made(route, member.target)
+    unknown = route is not None and member.value is None and may_have_created(route, member.target)
     return unknown or route_includes(spec, member)
 
 
-def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, replacement: Table | None = None) -> str:
+def describe_dropped_table(
+    spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None = None
+) -> str:
     """Return a sentence: what happened to a table of the route, and what to do. `replacement` is the table that has its
     name.
     """
@@ -217,33 +230,33 @@ def dropped_sentence(spec: StreamSpec, tables: StreamTables, member: Member, rep
     return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
 
 
-def unknown_sentence(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
+def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
     """Return a sentence: what to do about a named table that the catalog does not have and that no start has loaded
     yet.
     """
-    member = _member_or_guess(spec, tables, target)
+    member = _find_member(spec, tables, target)
     if member.location:
-        return dropped_sentence(spec, tables, member)
+        return describe_dropped_table(spec, tables, member)
     return (
         f"{target} is not in the catalog {tables.main.catalog_name!r}, and has no files left: the writer's next "
         "start creates it, empty. If it was renamed, rename it back first"
     )
 
 
-def _member_or_guess(spec: StreamSpec, tables: StreamTables, target: Target) -> Member:
+def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
     """Return the member record of a missing table. If it has none, build the record from the files in its folder."""
-    member = read_member(tables, target)
+    member = read_table_record(tables, target)
     if member is not None:
         return member
     value = _find_route_value(spec, tables, target)
     try:
-        found = find_remains(tables.main.current().catalog, routed_table(spec, target, value))
+        found = find_remains(tables.main.current().catalog, declare_routed_table(spec, target, value))
     except (FrazilError, OSError):
         found = None
-    return Member(target, value, "" if found is None else found.location)
+    return RoutedTableRecord(target, value, "" if found is None else found.location)
 
 
-def _find_leftovers(tables: StreamTables, member: Member) -> tuple[str | None, bool]:
+def _find_leftovers(tables: StreamTables, member: RoutedTableRecord) -> tuple[str | None, bool]:
     """Return the path of the table's newest metadata file, if it can be read, and whether any files of the table
     remain.
     """
@@ -260,9 +273,9 @@ def _find_leftovers(tables: StreamTables, member: Member) -> tuple[str | None, b
     return (found.newest.path if found and found.newest else None), found is not None
 
 
-def dropped_sentences(dropped: Sequence[DroppedTable]) -> list[str]:
+def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
     """Return a sentence for each of the first `MAX_NAMED` dropped tables, and one with the number of the others."""
-    return shortened([*map(str, dropped)], MAX_NAMED, "table")
+    return shorten_list([*map(str, dropped)], MAX_NAMED, "table")
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
@@ -272,11 +285,11 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
     the errors of `ensure_declared`.
     """
     value = dropped_table_value(spec, tables, identifier)
-    catalog, declared = load_catalog(spec.table.catalog), routed_table(spec, identifier, value)
+    catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)
     if found is not None:
         declared = dataclasses.replace(declared, location=f"{found.location.rstrip('/')}-{uuid.uuid4().hex[:8]}")
-    write_member(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
+    write_table_record(tables, identifier, value, ensure_declared(catalog, declared, spec.name))
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
@@ -298,6 +311,10 @@ def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target
     """Return the route value that a note or record of the table has, or that its name contains; None if it is
     unknown.
     """
-    known = [found.value for found in (load_note(tables, identifier), read_member(tables, identifier)) if found]
-    known.append(None if spec.route is None else plain_value(spec.route, identifier))
+    known = [
+        found.value
+        for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))
+        if found
+    ]
+    known.append(None if spec.route is None else extract_value(spec.route, identifier))
     return next((value for value in known if value is not None), None)

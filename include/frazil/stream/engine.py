@@ -76,10 +76,10 @@ class Engine(Protocol):
 
 def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
     """Parse the answers of `StageRows`. Raises the error with which a task ended, if any."""
-    return tuple(_task_answer(parse_answer(answer)) for answer in answers)
+    return tuple(_parse_task_answer(parse_answer(answer)) for answer in answers)
 
 
-def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
+def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
     return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"], _cpu_s(answer))
 
 
@@ -105,11 +105,11 @@ def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
         raise StaleBatch(
             "the shuffle's writers did not receive exactly the rows that its readers sent: the batch is staged again"
         )
-    return tuple(_join(readers[i], writers[i]) for i in sorted(readers))
+    return tuple(_join_answers(readers[i], writers[i]) for i in sorted(readers))
 
 
-def _join(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
+def _join_answers(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskAnswer:
     together = {name: reader.get(name, 0.0) + writer.get(name, 0.0) for name in ("task_s", "cpu_s")}
-    answer = _task_answer({**reader, **together})
+    answer = _parse_task_answer({**reader, **together})
     files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
     return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])

@@ -9,13 +9,13 @@ from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.schema_drift import SchemaDrift, joined_drift, new_fields, wide_type
-from frazil.spec.former_columns import Former, current_name, former_columns
+from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, iceberg_type, join_drift
+from frazil.spec.former_columns import FormerColumns, find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted, shortened
+from frazil.spec.units import format_count, shorten_list
 from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
-from frazil.table.growth import Refusal, paths
-from frazil.table.schema_update import describe_change, evolve
+from frazil.table.growth import RefusedField, walk_fields
+from frazil.table.schema_update import describe_change, evolve_for_records
 
 MAX_NAMED = 5
 """Maximum number of ignored fields that a notice names."""
@@ -27,12 +27,12 @@ class EvolutionResult:
 
     changes: tuple[str, ...]
     """A description of each change. If it is empty, the staged batch can be committed."""
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedField, ...]
 
 
-def ignored_fields_notice(refused: Sequence[Refusal], *, table: str) -> str:
+def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str:
     """Return the notice about fields of records that cannot become columns."""
-    named = "; ".join(shortened([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
+    named = "; ".join(shorten_list([f"{'.'.join(r.path)[:100]!r} {r.reason}" for r in refused], MAX_NAMED, "field"))
     return f"records have fields that cannot become columns of {table}, so that their values are ignored: {named}"
 
 
@@ -46,7 +46,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
         remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
     else:
         remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
-    found = counted(counted_so_far.unknown, "record", "has|have")
+    found = format_count(counted_so_far.unknown, "record", "has|have")
     return f"{found} no field that matches a column of {table}{fields}. {remedy}"
 
 
@@ -56,7 +56,7 @@ def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
         return ""
     columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
     named = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
-    more = f" and {counted(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
+    more = f" and {format_count(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
     return f"values of {table} were cast to the types of their columns, as `cast: lenient` allows: {named}{more}"
 
 
@@ -64,7 +64,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     """Return the notice about changes without a position in their source's log; empty if there are none."""
     if not counted_so_far.unplaced:
         return ""
-    found = counted(counted_so_far.unplaced, "change", "has|have")
+    found = format_count(counted_so_far.unplaced, "change", "has|have")
     return (
         f"{found} no position in the log of {table}'s source, so that Kafka's order decides: frazil knows the "
         "positions of PostgreSQL, MySQL and MariaDB. Order by a column of envelope.metadata instead, such as "
@@ -80,19 +80,19 @@ def evolve_table(
     For a routed table, pass the default table as `main`: columns get the same names as in the default table. Raises the
     errors of `evolve`.
     """
-    wanted, refused = requested_changes(joined_drift(drift))
-    wanted, dropped = without_hidden(wanted, _hidden(main or table, spec))
+    wanted, refused = requested_changes(join_drift(drift))
+    wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)
-    if main is not None and (former := former_columns(main.properties)):
+    if main is not None and (former := parse_former_columns(main.properties)):
         wanted, dropped = _use_current_names(wanted, main.schema(), former)
         refused = (*refused, *dropped)
     if not wanted:
         return EvolutionResult((), refused)
-    found = evolve(table, spec, wanted)
+    found = evolve_for_records(table, spec, wanted)
     return EvolutionResult(tuple(map(describe_change, found.changes)), (*refused, *found.refused))
 
 
-def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
+def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
     """Return the schema changes that a routed table needs before it accepts pending files.
 
     The files were written with the default table's schema. Leaves out columns that are empty in all files. With
@@ -101,7 +101,7 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
         empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}
-        for path, field in paths(schemas.get(file.schema_id, default.schema()).as_struct(), ()):
+        for path, field in walk_fields(schemas.get(file.schema_id, default.schema()).as_struct(), ()):
             inside = index_by_id(Schema(field)).items()
             if not empty.issuperset(i for i, leaf in inside if leaf.field_type.is_primitive):
                 wider = [Promotion(path, field.field_type)] if field.field_type.is_primitive else []
@@ -111,7 +111,7 @@ def waiting_columns(default: Table, files: Iterable[StagedFile], *, widening: bo
     return [change for changes in wanted.values() for change in changes]
 
 
-def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
+def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
     """Return the paths of sensitive fields, which evolution must not add as columns.
 
     Includes the former and current names of columns that were renamed.
@@ -119,64 +119,74 @@ def _hidden(table: Table, spec: StreamSpec) -> list[Path]:
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
-    schema, former = table.schema(), former_columns(table.properties)
+    schema, former = table.schema(), parse_former_columns(table.properties)
     columns = {path[0] for path in hidden} | {
         name for path in hidden for name in _current_names(schema, former, path[0])
     }
-    return [*hidden, *((name,) for name, field in former.items() if current_name(schema, field) in columns)]
+    return [*hidden, *((name,) for name, field in former.items() if find_current_name(schema, field) in columns)]
 
 
-def _current_names(schema: Schema, former: Former, name: str) -> list[str]:
+def _current_names(schema: Schema, former: FormerColumns, name: str) -> list[str]:
     """Return the current name of a former column, in a list; empty if the column was dropped."""
-    now = current_name(schema, former.get(name))
+    now = find_current_name(schema, former.get(name))
     return [] if now is None else [now]
 
 
 def _use_current_names(
-    wanted: Sequence[Change], main: Schema, former: Former
-) -> tuple[list[Change], tuple[Refusal, ...]]:
+    wanted: Sequence[Change], main: Schema, former: FormerColumns
+) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes with the current names of columns that `frazil evolve` renamed, and refusals for dropped
     columns.
     """
     kept: list[Change] = []
-    refused: list[Refusal] = []
+    refused: list[RefusedField] = []
     for change in wanted:
         first, *rest = change.path
-        now = first if first in main.column_names else current_name(main, former[first]) if first in former else first
+        now = (
+            first
+            if first in main.column_names
+            else find_current_name(main, former[first])
+            if first in former
+            else first
+        )
         if now is None:
-            refused.append(Refusal(change.path, "was dropped from the stream's tables"))
+            refused.append(RefusedField(change.path, "was dropped from the stream's tables"))
         else:
             kept.append(replace(change, path=(now, *rest)))
     return kept, tuple(refused)
 
 
-def without_hidden(wanted: Sequence[Change], hidden: Sequence[Path]) -> tuple[list[Change], tuple[Refusal, ...]]:
+def refuse_sensitive_fields(
+    wanted: Sequence[Change], hidden: Sequence[Path]
+) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes that add no sensitive field, and refusals of the others. Names are compared without case."""
     hidden = [tuple(part.lower() for part in path) for path in hidden]
     kept: list[Change] = []
-    refused: list[Refusal] = []
+    refused: list[RefusedField] = []
     for change in wanted:
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
             kept.append(change)
         elif any(path[: len(of)] == of for of in hidden):
-            refused.append(Refusal(change.path, "is sensitive, so it is not added as a column; declare it to store it"))
+            refused.append(
+                RefusedField(change.path, "is sensitive, so it is not added as a column; declare it to store it")
+            )
         elif any(of[: len(path)] == path for of in hidden):
-            refused.append(Refusal(change.path, "has a sensitive field; declare the column without it"))
+            refused.append(RefusedField(change.path, "has a sensitive field; declare the column without it"))
         else:
             kept.append(change)
     return kept, tuple(refused)
 
 
-def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[Refusal, ...]]:
+def requested_changes(drift: SchemaDrift) -> tuple[list[Change], tuple[RefusedField, ...]]:
     """Return the changes with which the table accepts all drift, and refusals for fields that cannot become columns."""
     wanted: list[Change] = []
-    refused: list[Refusal] = []
-    for found in new_fields(drift):
+    refused: list[RefusedField] = []
+    for found in find_new_fields(drift):
         if found.type is None:
-            refused.append(Refusal(found.path, found.problem))
+            refused.append(RefusedField(found.path, found.problem))
         else:
             wanted.append(Addition(found.path, found.type, None))
-    wanted += [Promotion(path, wide_type(kind)) for path, kind in drift.wider.items()]
+    wanted += [Promotion(path, iceberg_type(kind)) for path, kind in drift.wider.items()]
     wanted += [Relaxation(path) for path in drift.optional]
     return wanted, tuple(refused)

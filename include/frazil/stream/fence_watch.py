@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
 
+from frazil.commit.commit_checks import check_fence
 from frazil.commit.marker import Marker
-from frazil.commit.rules import check_fence
 from frazil.commit.stream_tables import StreamTables
-from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 30.0
 """Interval (s) at which a writer without commits loads its table's marker."""
 
 
-def _in_thread(work: Callable[[], None]) -> None:
+def _start_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=work, name="fence", daemon=True).start()
 
 
@@ -40,7 +40,7 @@ class FenceWatch:
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog
     """Opens the catalog of this name."""
-    start: Callable[[Callable[[], None]], None] = _in_thread
+    start: Callable[[Callable[[], None]], None] = _start_thread
     """Runs a function in another thread."""
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
@@ -85,7 +85,7 @@ class FenceWatch:
         def work() -> None:
             try:
                 name = tables.main.catalog_name
-                with catalog_errors(name):
+                with translate_catalog_errors(name):
                     if self._catalog is None:
                         self._catalog = self.open(name)
                     pending.set_result(tables.load_marker_with(self._catalog))

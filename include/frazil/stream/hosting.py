@@ -37,7 +37,7 @@ MAX_POLLING_S = 5.0
 """Maximum polling interval (s) of each planner if a process has many writers."""
 FOLD_INTERVAL_S = 600.0
 """Interval (s) between two folds of a stream's commit records."""
-PAUSE_S = 1.0
+FOLD_PAUSE_S = 1.0
 """Pause (s) after each folded object, so that folding years of commit records does not slow batches down."""
 
 
@@ -100,15 +100,15 @@ class Slots:
         try:
             while not event.wait(1.0):
                 on_wait()
-                if cancelled() and self._leave(event):
+                if cancelled() and self._leave_queue(event):
                     return False
         except BaseException:
-            if not self._leave(event):
+            if not self._leave_queue(event):
                 self._release()
             raise
         return True
 
-    def _leave(self, event: threading.Event) -> bool:
+    def _leave_queue(self, event: threading.Event) -> bool:
         """Leave the queue. Returns False if a slot was already assigned."""
         with self._lock:
             if event.is_set():
@@ -182,7 +182,7 @@ class Heartbeats:
             log.warning("cannot write a heartbeat: %r", error)
 
 
-class Foldings:
+class FoldingThread:
     """One thread that folds (compacts) the old commit records of many streams, one stream after the other."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Foldings:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fold-records", daemon=True)
 
-    def __enter__(self) -> Foldings:
+    def __enter__(self) -> FoldingThread:
         self._thread.start()
         return self
 
@@ -236,7 +236,7 @@ class Hosting:
     kafka_client: Callable[[Mapping[str, str]], AdminClient] = AdminClient
     heartbeats: Heartbeats | None = None
     """The shared heartbeat thread; None if the writer has its own."""
-    foldings: Foldings | None = None
+    foldings: FoldingThread | None = None
     """The shared thread that folds commit records; None if the writer has its own."""
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -256,13 +256,13 @@ class RecordFolding:
 
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
-    others: Foldings | None = None
+    others: FoldingThread | None = None
     """The thread that folds the records of several streams; None if this stream has its own thread."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RecordFolding:
         if self.others is not None:
-            self.others.add(self._try)
+            self.others.add(self._fold_and_log_errors)
         else:  # a daemon thread: an interruption at any point loses nothing
             threading.Thread(target=self._run, name="fold-records", daemon=True).start()
         return self
@@ -270,9 +270,9 @@ class RecordFolding:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         if self.others is not None:
-            self.others.remove(self._try)
+            self.others.remove(self._fold_and_log_errors)
 
-    def _try(self) -> None:
+    def _fold_and_log_errors(self) -> None:
         try:
             self.fold()
         except Exception as error:  # catalogs and storages raise anything, and the next run tries again
@@ -280,7 +280,7 @@ class RecordFolding:
 
     def _run(self) -> None:
         while True:
-            self._try()
+            self._fold_and_log_errors()
             if self._over.wait(FOLD_INTERVAL_S):
                 return
 
@@ -299,7 +299,7 @@ class RecordFolding:
         journals = JournalStore(store, state_location(table, self.spec.name))
         for count in journals.fold(marker, forgotten=lambda: marker_now() is None):
             folded += count
-            if self._over.wait(PAUSE_S):
+            if self._over.wait(FOLD_PAUSE_S):
                 break
         if folded:
             self.emit(CommitRecordsFolded(folded))

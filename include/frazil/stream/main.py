@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError
 from frazil.host.process_log import log_to_stderr
-from frazil.spark.java import find_java, in_jvm, require_pyspark
+from frazil.spark.java import find_java, require_pyspark, runs_in_jvm
 from frazil.spec.model import StreamSpec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False) -> bool
     log_to_stderr()
     # Checked before the take-over, so that a host without Java or PySpark fences no other writer.
     require_pyspark()
-    if not in_jvm():
+    if not runs_in_jvm():
         find_java(os.environ)
     from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 

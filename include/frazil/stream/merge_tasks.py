@@ -15,9 +15,9 @@ from frazil import __version__, clock
 from frazil.errors import FrazilError
 from frazil.ingest.contract import TargetTable
 from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
-from frazil.merge.task import merge
-from frazil.stream.attempt import check_wanted
-from frazil.stream.progress import MERGE_PERIOD_S, ProgressFolder
+from frazil.merge.task import run_merge_task
+from frazil.stream.attempt import check_not_abandoned
+from frazil.stream.progress import MIN_MERGE_WRITE_INTERVAL_S, ProgressFolder
 from frazil.stream.stage_rows import VersionRefusal, error_answer, parse_answer, rebuild
 from frazil.table.storage_mistakes import translate_staging_failure
 
@@ -35,7 +35,7 @@ class MergeTasks:
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
-        return map(self._answer, tasks)
+        return map(self._run_plan, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a call of `shipped_merge`, which can refuse the work of another version of frazil."""
@@ -48,11 +48,13 @@ class MergeTasks:
     def stream(self) -> str:
         return self.contexts[0].stream
 
-    def _answer(self, plan: str) -> str:
+    def _run_plan(self, plan: str) -> str:
         found = json.loads(plan)
         context, task = self.contexts[found["context"]], MergeTask.from_json(found["task"])
         try:
-            return json.dumps(merge(context, task, on_progress=self._reporter(found["number"])).to_json())
+            return json.dumps(
+                run_merge_task(context, task, on_progress=self._progress_reporter(found["number"])).to_json()
+            )
         except FrazilError as error:
             return json.dumps(error_answer(error))
         except OSError as error:
@@ -60,13 +62,13 @@ class MergeTasks:
                 raise
             return json.dumps(error_answer(meant))
 
-    def _reporter(self, task: int) -> Callable[[int], None]:
-        period_s = max(self.progress.period_s, MERGE_PERIOD_S)
+    def _progress_reporter(self, task: int) -> Callable[[int], None]:
+        period_s = max(self.progress.period_s, MIN_MERGE_WRITE_INTERVAL_S)
         due = time.monotonic() + period_s
 
         def report(rows: int) -> None:
             nonlocal due
-            check_wanted()
+            check_not_abandoned()
             if (now := time.monotonic()) >= due:
                 due = now + period_s
                 self.progress.write_merged(task, rows=rows)
@@ -110,10 +112,10 @@ class MergeRun:
             with self._changing:
                 job, self._waiting = self._waiting, []
             if job:  # otherwise another thread's job included this request
-                self._run(job)
+                self._run_job(job)
         return request.results.result()
 
-    def _run(self, job: Sequence[_Request]) -> None:
+    def _run_job(self, job: Sequence[_Request]) -> None:
         """Run one job, and set the results of its requests. If a job of several requests fails, each runs on its
         own.
         """
@@ -134,7 +136,7 @@ class MergeRun:
             if len(job) == 1:
                 job[0].results.set_exception(error)
             for request in job if len(job) > 1 else ():  # an error of one table must not stop the others
-                self._run([request])
+                self._run_job([request])
             return
         self.on_job(len(plans), time.monotonic() - began)
         for request in job:
@@ -146,10 +148,12 @@ class MergeRun:
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
     """Rebuild the merge function that a driver sent, or return a refusal: see `frazil.stream.stage_rows.shipped`."""
-    return rebuild(work, lambda: MergeTasks(tuple(map(_context, work["contexts"])), ProgressFolder(**work["progress"])))
+    return rebuild(
+        work, lambda: MergeTasks(tuple(map(_parse_context, work["contexts"])), ProgressFolder(**work["progress"]))
+    )
 
 
-def _context(value: Mapping[str, Any]) -> MergeContext:
+def _parse_context(value: Mapping[str, Any]) -> MergeContext:
     changes, target = (TargetTable(**value[name]) for name in ("changes", "target"))
     return MergeContext(value["stream"], MergeRules(**value["rules"]), changes, target)
 

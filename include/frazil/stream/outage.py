@@ -9,17 +9,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from frazil.errors import CommitUnavailable, RegistryUnavailable, TableLost
-from frazil.table.storage_mistakes import has_expired
+from frazil.table.storage_mistakes import is_credentials_expiry
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OUTAGE_GRACE_S = 600.0
+OUTAGE_TIMEOUT_S = 600.0
 """Time (s) after which a batch no longer waits for a catalog, storage or registry. A commit waits as long."""
 MAX_OUTAGE_WAIT_S = 30.0
 """Maximum wait (s) between two attempts."""
-MAX_EXPIRIES = 3
+MAX_CREDENTIAL_EXPIRIES = 3
 """Maximum number of attempts in a row of one batch that may fail because its credentials expired."""
 EXPIRED_REMEDY = (
     "the batch takes longer than the catalog's credentials are valid. Let the catalog vend them for longer, or declare "
@@ -42,7 +42,7 @@ def retry_during_outage(
     asked to end.
 
     After expired credentials, the next attempt starts at once. Raises the error of `operation` if waiting does not
-    help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
+    help, if the writer is asked to end, or after `OUTAGE_TIMEOUT_S`.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -51,12 +51,14 @@ def retry_during_outage(
         except TableLost:
             raise
         except (CommitUnavailable, RegistryUnavailable) as error:
-            expired += has_expired(error)
-            if expired > MAX_EXPIRIES:
+            expired += is_credentials_expiry(error)
+            if expired > MAX_CREDENTIAL_EXPIRIES:
                 raise CommitUnavailable(f"{error}. {what}, {expired} times in a row: {EXPIRED_REMEDY}") from error
             tries += 1
-            wait_s = 0.0 if has_expired(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
-            left_s = began + OUTAGE_GRACE_S - time.monotonic()
+            wait_s = (
+                0.0 if is_credentials_expiry(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
+            )
+            left_s = began + OUTAGE_TIMEOUT_S - time.monotonic()
             if left_s < wait_s:
                 raise
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"

@@ -16,7 +16,7 @@ from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
 from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 
 _RATES = "rates.json"
 
@@ -110,7 +110,7 @@ class BatchDecision:
     reason: str
 
 
-def predicted_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
+def predict_stage_s(records: int, *, tasks: int, rates: Rates) -> float:
     """Return the predicted duration (s) of staging these records with `tasks` tasks."""
     return rates.overhead_s + records * rates.task_seconds_per_record / max(tasks, 1)
 
@@ -125,14 +125,14 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     if unread <= 0:
         return BatchDecision(False, "no records are unread")
     if policy.drain:
-        return BatchDecision(True, f"{counted(unread, 'record', 'is|are')} unread, and the writer has to catch up")
+        return BatchDecision(True, f"{format_count(unread, 'record', 'is|are')} unread, and the writer has to catch up")
     if oldest_age_s is None:
-        return BatchDecision(True, f"{counted(unread, 'record', 'was|were')} waiting when the writer started")
+        return BatchDecision(True, f"{format_count(unread, 'record', 'was|were')} waiting when the writer started")
     size = unread * rates.bytes_per_record
     if size >= policy.size_bytes:
         return BatchDecision(True, f"about {size:.0f} bytes are unread, and commit.size is {policy.size_bytes}")
     records = min(unread, policy.max_records)
-    stage_s = predicted_stage_s(records, tasks=task_count(records, rates=rates, policy=policy), rates=rates)
+    stage_s = predict_stage_s(records, tasks=choose_task_count(records, rates=rates, policy=policy), rates=rates)
     interval_s = max(policy.interval_s, min(policy.interval_s * rates.stretch, policy.longest_interval_s))
     deadline_s = max(interval_s - stage_s, 0.0)
     oldest = f"the oldest record is {oldest_age_s:.1f} s old"
@@ -157,7 +157,7 @@ def limit_ends(
     return {tp: start + min(lags[tp], math.ceil(lags[tp] * share)) for tp, start in position.items()}
 
 
-def task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
+def choose_task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int:
     """Return the number of tasks: one per file of the target size, or more if staging would take longer than the
     interval.
     """

@@ -13,32 +13,32 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
 
 from frazil.clock import now_ms
+from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
-from frazil.commit.rules import check_same_source
 from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import Exchange, open_exchange
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.stream.plan import (
     BatchPolicy,
     PlannerReport,
     Position,
     assign_tasks,
+    choose_task_count,
     decide_batch,
     limit_ends,
     read_rates,
-    task_count,
 )
 from frazil.stream.whole_transactions import WholeTransactions
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Default minimum interval (s) between two polls of Kafka."""
-DESCRIBE_S = 10.0
+DESCRIBE_INTERVAL_S = 10.0
 """Interval (s) at which the planner fetches the partitions of the stream's topics."""
 MAX_ABSENT_POLLS = 3
 """Number of polls in a row that must miss a topic of a pattern before it counts as deleted."""
@@ -46,9 +46,9 @@ QUEUE_DECAY = 0.8
 """Factor by which `queue_s` decays from batch to batch."""
 WARN_AFTER_S = 10.0
 """Time (s) without a response from Kafka before a warning. Starting brokers respond with errors for some seconds."""
-WARN_S = 30.0
+WARN_INTERVAL_S = 30.0
 """Interval (s) of the warnings that Kafka does not respond."""
-UNREACHABLE_S = 120.0
+UNREACHABLE_TIMEOUT_S = 120.0
 """Time (s) without a response from Kafka after which the writer ends, and its supervisor restarts it."""
 
 
@@ -62,7 +62,7 @@ class PlannerSettings:
     idle_timeout_s: float
     exchange: str
     """The location of the stored rates, for `frazil.host.exchange.open_exchange`."""
-    poll_s: float = POLL_S
+    poll_s: float = POLL_INTERVAL_S
     """Minimum interval (s) between two polls of Kafka."""
 
 
@@ -77,7 +77,7 @@ class BatchPlanner:
     """
 
     settings: PlannerSettings
-    kafka: KafkaOffsets
+    kafka: KafkaAdmin
     source: SourceIdentity
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
@@ -170,7 +170,7 @@ class BatchPlanner:
             try:
                 self._poll(now)
             except KafkaUnavailable as error:
-                self._handle_silence(error, now)
+                self._handle_no_response(error, now)
                 return False
         return True
 
@@ -180,14 +180,14 @@ class BatchPlanner:
         starts = {tp: begin.offsets.get(tp, self.began.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
         rates, policy = read_rates(self._exchange), self.settings.policy
-        tasks = assign_tasks(starts, until.offsets, tasks=task_count(records, rates=rates, policy=policy))
+        tasks = assign_tasks(starts, until.offsets, tasks=choose_task_count(records, rates=rates, policy=policy))
         return [json.dumps(task.to_json()) for task in tasks]
 
     def _poll(self, now: float) -> None:
         """Fetch the ends of the logs, check for truncated logs and recreated topics, and report the result."""
         ends = dict(self.ends)
-        if now - self.described_at >= DESCRIBE_S:
-            self._describe(ends)
+        if now - self.described_at >= DESCRIBE_INTERVAL_S:
+            self._update_topics(ends)
             self.described_at = now
         first_poll, last_poll = not self.ends, self.answered_at
         read = self._read_offsets()
@@ -199,7 +199,7 @@ class BatchPlanner:
             self.described_at = float("-inf")  # the next poll describes the topics again
             raise
         if truncated and self.described_at != now:  # a recreated topic ends earlier too, and has its own error
-            self._describe(ends)
+            self._update_topics(ends)
         check_not_truncated(read, truncated, stream=self.settings.stream)
         if self.whole:
             self._limit_to_whole_transactions(self.whole, read)
@@ -209,7 +209,7 @@ class BatchPlanner:
                 self.first_seen.setdefault(tp, None if first_poll else last_poll)
             else:
                 self.first_seen.pop(tp, None)
-            if not self.watch.is_silent(tp, start):
+            if not self.watch.has_no_more_records(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
         self._record_answer(now)
@@ -240,7 +240,7 @@ class BatchPlanner:
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
-    def _describe(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
         """Fetch the topics, and add new partitions at their first offsets.
 
         Raises TopicRecreated if a topic was recreated, and OffsetGap if unread records were deleted. The message counts
@@ -295,25 +295,25 @@ class BatchPlanner:
     def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
         """Return a sentence with the number of records before `ends` that were not read; empty if there are none."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
-        return f". {counted(unread, 'record')} that Kafka had before were not read" if unread else ""
+        return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
 
     def _record_answer(self, now: float) -> None:
         if self.silent_since is not None and self.warned_at >= self.silent_since:
             log.warning("Kafka answers again after %.0f s", now - self.silent_since)
         self.answered_at, self.silent_since = now, None
 
-    def _handle_silence(self, error: KafkaUnavailable, since: float) -> None:
+    def _handle_no_response(self, error: KafkaUnavailable, since: float) -> None:
         """Report and log that Kafka does not respond. Raises `error` if this has lasted for `UNREACHABLE_TIMEOUT_S`."""
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
         if not isinstance(error, TopicMissing):
             self.report(replace(self.reported, silent_since_ms=self.clock_ms() - round(silent_s * 1000)))
-        if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_S:
+        if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_INTERVAL_S:
             self.warned_at = now
             what = "not had a topic of the stream" if isinstance(error, TopicMissing) else "not answered"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
-        if silent_s >= UNREACHABLE_S:
+        if silent_s >= UNREACHABLE_TIMEOUT_S:
             if isinstance(error, TopicMissing):
                 raise TopicMissing(f"{error}{self._unread_sentence(self.settings.topics, self.ends)}") from error
             raise error
@@ -339,13 +339,13 @@ class BatchPlanner:
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             last = self.whole.last if self.whole else NO_TRANSACTION
-            self.position = Position(end, idle, {**self.position.leader_epochs, **self._epochs_of(end)}, last)
+            self.position = Position(end, idle, {**self.position.leader_epochs, **self._new_leader_epochs(end)}, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
             log.info("all partitions are idle: an empty commit moves the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
 
-    def _epochs_of(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _new_leader_epochs(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the leader epochs that replace those of the position.
 
         A partition whose offset does not advance keeps its epoch, because its log may have been truncated.
@@ -373,7 +373,7 @@ class BatchPlanner:
         unread, because a broker's response may have omitted it by mistake.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
-        silent = {tp for tp, start in read.items() if self.watch.is_silent(tp, start)}
+        silent = {tp for tp, start in read.items() if self.watch.has_no_more_records(tp, start)}
         retired = {
             tp
             for tp in self.position.offsets

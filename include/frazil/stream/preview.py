@@ -11,22 +11,22 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
-from frazil.commit.opened import open_kafka
+from frazil.commit.open_streams import open_kafka
+from frazil.ingest.bisection import bisect_failures
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
-from frazil.ingest.narrow import narrowed
-from frazil.ingest.opened import open_decoder
-from frazil.ingest.readers import kafka_reader
-from frazil.ingest.sensitive import Protector, speakable
-from frazil.ingest.shape import Shaper
+from frazil.ingest.readers import create_kafka_reader
+from frazil.ingest.sensitive import Protector, to_safe_error
+from frazil.ingest.shaper import Shaper
 from frazil.ingest.stage import UNWRITABLE
+from frazil.ingest.stage_components import open_decoder
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
-from frazil.stream.stage_context import change_rules, declared_context
+from frazil.spec.references import resolve_kafka_properties
+from frazil.stream.stage_context import build_declared_context, change_rules
 
-Fate = Literal["row", "dropped", "dead letter", "no change"]
+PreviewOutcome = Literal["row", "dropped", "dead letter", "no change"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PreviewedRecord:
     topic: str
     partition: int
     offset: int
-    fate: Fate
+    fate: PreviewOutcome
     rows: tuple[dict[str, Any], ...] = ()
     error: str = ""
 
@@ -45,36 +45,36 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     """Return previews of the newest `limit` records, sorted by topic, partition and offset. Raises SpecError and
     Kafka's errors.
     """
-    context, schema = _context(spec)
+    context, schema = _build_context(spec)
     ranges = _newest_ranges(spec, limit)
     if not ranges:
         return []
     protect = Protector(context) if context.sensitive else None
     shape = Shaper(context, schema, ranges, decode=open_decoder(context, schema), protect=protect)
     found: list[PreviewedRecord] = []
-    with kafka_reader(kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
+    with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
-            tries = narrowed(
+            tries = bisect_failures(
                 len(chunk),
-                lambda start, end: [*_preview_chunk(chunk.piece(start, end), shape, ranges, protect)],  # noqa: B023 - called here
+                lambda start, end: [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)],  # noqa: B023 - called here
             )
             for start, _, tried in tries:
                 found += (
-                    [_preview_unwritable(chunk, start, ranges, speakable(tried, context))]
+                    [_preview_unwritable(chunk, start, ranges, to_safe_error(tried, context))]
                     if isinstance(tried, Exception)
                     else tried
                 )
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 
-def _context(spec: StreamSpec) -> tuple[StageContext, Schema]:
+def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
     """Return the context for decoding records as if the table were new, and the schema of that table."""
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
     partitioning = iceberg.partition_spec(spec, schema).model_dump_json()
     targets = {"main": TargetTable(columns.model_dump_json(), partitioning, "", {}, "", 0)}
-    return declared_context(spec, schema, {}, targets=targets, units=spec.units), columns
+    return build_declared_context(spec, schema, {}, targets=targets, units=spec.units), columns
 
 
 def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
@@ -91,15 +91,15 @@ def _preview_chunk(
     chunk: Chunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
 ) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
-    rejections = protect.masked(shaped.rejections) if protect else shaped.rejections
+    rejections = protect.mask_errors(shaped.rejections) if protect else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
-    for index, row in zip(shaped.kept.tolist(), _row_dicts(shaped.rows), strict=True):
+    for index, row in zip(shaped.kept.tolist(), _to_row_dicts(shaped.rows), strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        fate: Fate = "row" if index in rows else "dead letter" if index in errors else "no change"
+        fate: PreviewOutcome = "row" if index in rows else "dead letter" if index in errors else "no change"
         fate = "dropped" if index in dropped else fate
         yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
 
@@ -109,7 +109,7 @@ def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], err
     return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
 
 
-def _row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
+def _to_row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the rows as dicts, without the columns that frazil adds."""
     own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     found: list[dict[str, Any]] = rows.select(own).to_pylist()

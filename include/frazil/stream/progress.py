@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
-WRITES_A_SECOND = 8.0
+MAX_WRITES_PER_SECOND = 8.0
 """Maximum number of writes per second by all tasks of a batch on a cluster. Each write is a storage request."""
-MAX_PERIOD_S = 15.0
+MAX_WRITE_INTERVAL_S = 15.0
 """Maximum interval (s) between a task's writes, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
-MERGE_PERIOD_S = 1.0
+MIN_MERGE_WRITE_INTERVAL_S = 1.0
 """Minimum write interval (s) of a merge task, which may read many small files."""
 
 
 def cluster_period_s(tasks: int) -> float:
     """Return the interval (s) at which each task writes its progress, if `tasks` tasks run at the same time."""
-    return min(max(1.0, tasks / WRITES_A_SECOND), MAX_PERIOD_S)
+    return min(max(1.0, tasks / MAX_WRITES_PER_SECOND), MAX_WRITE_INTERVAL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class ProgressFolder:
 
     def count_merged_rows(self, *, since: int) -> int:
         """Return the number of rows that the newest merge has read; 0 if no merge began at `since` or later."""
-        values = [value for _, value in self._values(_MERGE)]
+        values = [value for _, value in self._read_files(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)
 
     def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return the number of records that the newest attempt of one batch has read and written so far."""
         read, written, newest = 0, 0, -1
-        for task, value in self._values():
+        for task, value in self._read_files():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
@@ -89,7 +89,7 @@ class ProgressFolder:
                 read += value["records"]
         return RecordCounts(read, written)
 
-    def _values(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
+    def _read_files(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
         """Yield the file name and the content of each task whose name begins with `prefix`."""
         store = open_store(self.location, self.io)
         for file in store.list_files(self.location):
@@ -98,6 +98,6 @@ class ProgressFolder:
                 yield name, json.loads(data)
 
 
-def write_task(writer: int) -> str:
+def writer_task_name(writer: int) -> str:
     """Return the task name of a shuffle's writer."""
     return f"{_WRITE}{writer}"

@@ -16,9 +16,9 @@ from frazil.events import (
     DistributionChosen,
     EpochBegan,
     Event,
-    Events,
+    EventDispatcher,
     FutureEventTimes,
-    NoticeGiven,
+    NoticeIssued,
     RecordsSkipped,
     StallBegan,
     StallEnded,
@@ -28,24 +28,24 @@ from frazil.events import (
 from frazil.history.objects import HistoryStore, history_location
 from frazil.history.recorder import Recorder
 from frazil.history.recording_threads import RecordingThreads
-from frazil.lineage.facts import Settings
+from frazil.lineage.facts import LineageSettings
 from frazil.lineage.stream import Sender, StreamLineage
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_properties
-from frazil.spec.units import counted
-from frazil.stream.stall import Limits
+from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.units import format_count
+from frazil.stream.stall import StallLimits
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
-from frazil.timetext import ago
+from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
-LINEAGE = "openlineage"
+LINEAGE_THREAD = "openlineage"
 """Name of the thread that sends to OpenLineage. It is separate from the threads that write to storages."""
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class WriterRecorders:
     """The recorders of one writer."""
 
     recorder: Recorder
@@ -65,7 +65,7 @@ class Recording:
         if self.lineage is not None:
             catalog, identifier = table.catalog.name, main.identifier
             self.lineage.opens(lambda: open_existing_catalog(catalog).load_table(identifier))
-            self.recording_threads.add(self.lineage, storage=LINEAGE)
+            self.recording_threads.add(self.lineage, storage=LINEAGE_THREAD)
 
     def finish(self, error: BaseException | None, *, at_ms: int) -> None:
         """Record that the writer has ended, and its error, if any. Waits at most some seconds until the last entries
@@ -81,11 +81,13 @@ class Recording:
 
 
 @contextmanager
-def record_events(spec: StreamSpec, events: Events, recording_threads: RecordingThreads) -> Iterator[Recording]:
+def record_events(
+    spec: StreamSpec, events: EventDispatcher, recording_threads: RecordingThreads
+) -> Iterator[WriterRecorders]:
     """Record the events of a writer from its start to its end."""
-    lineage = _lineage(spec)
-    recording = Recording(
-        Recorder(spec.name, interval_ms=Limits.for_stream(spec).interval_ms), lineage, recording_threads
+    lineage = _create_lineage(spec)
+    recording = WriterRecorders(
+        Recorder(spec.name, interval_ms=StallLimits.for_stream(spec).interval_ms), lineage, recording_threads
     )
     events.add(recording.recorder.take)
     if lineage is not None:
@@ -99,9 +101,9 @@ def record_events(spec: StreamSpec, events: Events, recording_threads: Recording
         recording.finish(None, at_ms=events.clock_ms())
 
 
-def _lineage(spec: StreamSpec) -> StreamLineage | None:
+def _create_lineage(spec: StreamSpec) -> StreamLineage | None:
     """Return the stream's OpenLineage recorder; None if OpenLineage is not configured."""
-    settings = Settings.load(os.environ)
+    settings = LineageSettings.load(os.environ)
     for problem in settings.problems:
         log.warning("stream %s: %s", spec.name, problem)
     if not settings.on:
@@ -109,12 +111,12 @@ def _lineage(spec: StreamSpec) -> StreamLineage | None:
 
     def connect() -> Sender:
         try:
-            from frazil.lineage.client import Client  # needs the extra, and no one else does
+            from frazil.lineage.client import LineageClient  # needs the extra, and no one else does
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
-        return Client(settings, spec.name)
+        return LineageClient(settings, spec.name)
 
-    bootstrap = str(kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
+    bootstrap = str(resolve_kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
     return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, topics=spec.source.topics, connect=connect)
 
 
@@ -144,7 +146,7 @@ def log_event(event: Event) -> None:
             _batch.warning(
                 "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
                 "land, but do not move the watermark. Check the producers' clocks",
-                what.key, counted(what.rows, "row", "has|have"), what.max_future, *what.furthest,
+                what.key, format_count(what.rows, "row", "has|have"), what.max_future, *what.furthest,
             )  # fmt: skip
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
             _batch.warning("stream %s: %s", stream, what.reason)
@@ -157,12 +159,14 @@ def log_event(event: Event) -> None:
         case StallBegan():
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
         case StallEnded():
-            _stalls.info("stream %s: the stall (%s) is over after %s", stream, what.kind, ago(what.lasted_ms))
+            _stalls.info(
+                "stream %s: the stall (%s) is over after %s", stream, what.kind, format_elapsed(what.lasted_ms)
+            )
         case TableEvolved():
             _batch.info(
                 "batch %s: %s evolves, and the batch is staged again: %s", what.key, what.table, "; ".join(what.changes)
             )
-        case NoticeGiven(replaces=""):
+        case NoticeIssued(replaces=""):
             _writer.warning("stream %s: %s", stream, what.sentence)
         case CommitRecordsFolded():
             _folding.info("stream %r: %d old commit records were folded", stream, what.records)

@@ -17,10 +17,10 @@ from frazil.events import (
     DistributionChosen,
     EpochBegan,
     Event,
-    Events,
+    EventDispatcher,
     LagMeasured,
-    NoticeGiven,
-    OutageMet,
+    NoticeIssued,
+    OutageReported,
     PhaseBegan,
     RecordsSkipped,
     TablesBehind,
@@ -28,24 +28,24 @@ from frazil.events import (
 )
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.host.writer_log import rotate_full
-from frazil.stream.arrivals import Arrivals
+from frazil.host.writer_log import rotate_full_log
+from frazil.stream.arrivals import CaughtUpTracker
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stall import BatchName, Limits, Sample, StallWatch
+from frazil.stream.stall import BatchName, StallLimits, StallWatch, WriterSample
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 1.0
-MEASURED_MS = 10_000
+HEARTBEAT_INTERVAL_S = 1.0
+LAG_INTERVAL_MS = 10_000
 """Interval (ms) at which sinks receive lag measurements."""
-LOG_CHECK_MS = 60_000
+LOG_CHECK_INTERVAL_MS = 60_000
 """Interval (ms) at which the size of the log file is checked."""
-COUNT_WAIT_S = 0.5
+COUNT_TIMEOUT_S = 0.5
 """Maximum time (s) that a heartbeat waits for the record count, if the writer has its own heartbeat thread."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-CARRIED_MS = 3_600_000
+MAX_INHERITED_AGE_MS = 3_600_000
 """Maximum age (ms) of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
 """Phases in which an upsert stream merges batches. A take-over merges unfinished batches of the previous writer."""
@@ -55,7 +55,13 @@ class Reporter:
     """Writes the heartbeat file until the context ends, and emits events when stalls begin and end."""
 
     def __init__(
-        self, events: Events, *, fingerprint: str, folder: Path, limits: Limits, heartbeats: Heartbeats | None = None
+        self,
+        events: EventDispatcher,
+        *,
+        fingerprint: str,
+        folder: Path,
+        limits: StallLimits,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         now = events.clock_ms()
         self._emit, self._began_ms, self._measured_ms = events.emit, now, 0
@@ -67,7 +73,7 @@ class Reporter:
         self._closing = False
         self._marker: Marker | None = None
         self._report: PlannerReport | None = None
-        self._arrivals = Arrivals(_caught_up_before(self._exchange, now))
+        self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._exchange, now))
         self._progress: ProgressFolder | None = None
         self._stretch, self._interval_ms = 1.0, limits.interval_ms
         self._staging_since_ms: int | None = None
@@ -129,11 +135,11 @@ class Reporter:
                 self.set_throttle(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
                 self._update(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
-            case OutageMet(sentence, code):
+            case OutageReported(sentence, code):
                 self._update(outage=sentence, outage_code=code)
             case TablesBehind(names=names, sentence=sentence):
                 self._update(outage=sentence if names else None, outage_code=None)
-            case NoticeGiven(sentence, replaces):
+            case NoticeIssued(sentence, replaces):
                 self.add_notice(sentence, replaces=replaces)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
@@ -182,7 +188,7 @@ class Reporter:
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(PERIOD_S)
+            self._wake.wait(HEARTBEAT_INTERVAL_S)
             if self._closing:
                 return
             try:
@@ -214,15 +220,15 @@ class Reporter:
             self._counting = threading.Thread(target=self._try_count, name="records", daemon=True)
             self._counting.start()
         if self._heartbeats is None:
-            self._counting.join(COUNT_WAIT_S)
+            self._counting.join(COUNT_TIMEOUT_S)
 
     def _try_count(self) -> None:
         try:
-            self._count()
+            self._update_counts()
         except Exception as error:
             log.info("the progress of the current batch cannot be read: %s", error)
 
-    def _count(self) -> None:
+    def _update_counts(self) -> None:
         """Update the record count of a staged batch, or the number of merged rows, from the progress files."""
         state, progress = self._state, self._progress
         if progress and time.monotonic() - self._counted_at < progress.period_s:
@@ -266,7 +272,7 @@ class Reporter:
             return
         silent_since_ms = report.silent_since_ms if report else None
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
-        sample = _sample(state, marker, report, at_ms=self._clock_ms())
+        sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
         sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms)
         lag = sum(sample.unread.values()) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
@@ -288,9 +294,9 @@ class Reporter:
         if report is not None:
             self._report_lag(sample)
 
-    def _report_lag(self, sample: Sample) -> None:
-        """Send the lag to the sinks, at most once per `MEASURED_MS`."""
-        if abs(sample.at_ms - self._measured_ms) < MEASURED_MS:
+    def _report_lag(self, sample: WriterSample) -> None:
+        """Send the lag to the sinks, at most once per `LAG_INTERVAL_MS`."""
+        if abs(sample.at_ms - self._measured_ms) < LAG_INTERVAL_MS:
             return
         self._measured_ms, state, lag = sample.at_ms, self._state, sum(sample.unread.values())
         since_ms = sample.at_ms - (state.caught_up_at_ms or state.last_commit_at_ms or self._began_ms)
@@ -303,17 +309,17 @@ class Reporter:
 
     def _rotate_log(self) -> None:
         now_ms = self._clock_ms()
-        if abs(now_ms - self._checked_log_ms) < LOG_CHECK_MS:
+        if abs(now_ms - self._checked_log_ms) < LOG_CHECK_INTERVAL_MS:
             return
         self._checked_log_ms = now_ms
         try:
-            rotate_full(self._folder)
+            rotate_full_log(self._folder)
         except OSError as error:
             log.warning("the log cannot be rotated and keeps growing: %s", error)
 
 
-def _sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> Sample:
-    return Sample(
+def _build_sample(state: Heartbeat, marker: Marker, report: PlannerReport | None, *, at_ms: int) -> WriterSample:
+    return WriterSample(
         at_ms=at_ms,
         phase=state.phase,
         advanced_at_ms=state.advanced_at_ms,
@@ -338,10 +344,10 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
     return None if landed else BatchName(state.epoch, state.batch)
 
 
-def _caught_up_before(exchange: Exchange, now_ms: int) -> int | None:
+def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
     """Return when this host's earlier writer was last known to have committed every record; None if this is unknown."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):
         return None
-    return before.caught_up_at_ms if before and now_ms - before.written_at_ms <= CARRIED_MS else None
+    return before.caught_up_at_ms if before and now_ms - before.written_at_ms <= MAX_INHERITED_AGE_MS else None

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from pyiceberg.table import Table
 
-from frazil.commit.followers import NO_BATCH, RETRY_TIMEOUT_S, Behind, Followers
+from frazil.commit.followers import NO_BATCH, RETRY_TIMEOUT_S, Followers, LaggingTable
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
@@ -21,11 +21,11 @@ from frazil.ingest.contract import StageContext, Target
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
-from frazil.spec.units import format_duration, shortened
+from frazil.spec.units import format_duration, shorten_list
 from frazil.stream.evolve import EvolutionResult
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 MAX_NAMED = 5
 """Maximum number of tables that a message names."""
@@ -84,7 +84,7 @@ class StreamRoute:
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()
-        while self._overdue and (left_s := deadline - retry_policy.clock()) > 0:
+        while self._is_overdue and (left_s := deadline - retry_policy.clock()) > 0:
             if retry_policy.wait(min(left_s, retry_policy.wait_s(attempt))):
                 return True
             attempt += 1
@@ -102,7 +102,7 @@ class StreamRoute:
         return self.spec.route.lag if self.spec.route else Route.model_fields["lag"].default
 
     @property
-    def _overdue(self) -> bool:
+    def _is_overdue(self) -> bool:
         """Whether a routed table has been missing rows for longer than `route.lag`."""
         oldest_ms = min((found.since_ms for found in self.followers.behind.values()), default=None)
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
@@ -154,22 +154,23 @@ class StreamRoute:
             return
         self._reported = True
         until_ms = behind[0].since_ms + self._lag // timedelta(milliseconds=1)
-        more = f"The writer keeps retrying, and ends with RouteBehind after {utc(until_ms)}"
-        sentence = f"{describe_behind(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
+        more = f"The writer keeps retrying, and ends with RouteBehind after {format_utc(until_ms)}"
+        sentence = f"{describe_lagging_tables(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
-        if self._overdue:
+        if self._is_overdue:
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {describe_behind(behind)}. This has lasted for longer than route.lag "
+                f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
+                "route.lag "
                 f"({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer again, or "
                 f"continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
             )
 
 
-def describe_behind(behind: Sequence[Behind]) -> str:
-    return "; ".join(shortened([*map(str, behind)], MAX_NAMED, "table"))
+def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
+    return "; ".join(shorten_list([*map(str, behind)], MAX_NAMED, "table"))
 
 
-def remedy_pointer(stream: str, behind: Sequence[Behind]) -> str:
+def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
     """Return a sentence with the command that shows the remedies; empty if the reasons already contain commands."""
     if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
         return ""

@@ -14,36 +14,48 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.followers import MAX_PARALLEL_COMMITS, Behind, require_marker
+from frazil.commit.commit_checks import check_fence
+from frazil.commit.followers import MAX_PARALLEL_COMMITS, LaggingTable, require_marker
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
-from frazil.commit.marker_change import is_ahead, write_first_marker
-from frazil.commit.members import Member, member_names, read_member, write_member
-from frazil.commit.rules import check_fence
+from frazil.commit.marker_changes import is_ahead, write_first_marker
+from frazil.commit.routed_table_records import (
+    RoutedTableRecord,
+    list_recorded_tables,
+    read_table_record,
+    write_table_record,
+)
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.waiting_files import Note, all_files_wait, is_waiting_file, load_note, load_notes, write_note
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, error_text
+from frazil.commit.waiting_files import (
+    MissingTableNote,
+    all_files_wait,
+    is_waiting_file,
+    load_missing_table_note,
+    load_missing_table_notes,
+    write_missing_table_note,
+)
+from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, format_error
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, may_have_made, value_property
-from frazil.spec.units import counted
-from frazil.stream.dropped_tables import belongs_to_others, dropped_sentence, route_includes
-from frazil.stream.evolve import EvolutionResult, evolve_table, waiting_columns
+from frazil.spec.route import Route, may_have_created, value_property
+from frazil.spec.units import format_count
+from frazil.stream.dropped_tables import belongs_to_others, describe_dropped_table, route_includes
+from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
-from frazil.table.catalogs import catalog_errors, explain_table_error, load_catalog
+from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
 from frazil.table.declared import table_identifier
-from frazil.table.made_tables import route_value, routed_table, tables_named_like
-from frazil.table.parallel import in_parallel
+from frazil.table.made_tables import declare_routed_table, get_routing_value, list_matching_names
+from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed import copy_renames
-from frazil.table.schema_update import evolve
+from frazil.table.schema_update import evolve_for_records
 from frazil.table.tables import ensure_declared, evolve_to_declaration
 
 log = logging.getLogger(__name__)
 
 
-def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
+def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
     """Create a routed table that does not exist yet and for which rows of these batches wait. Write its first marker.
 
     An existing table is not created again. Then the waiting rows can be committed. Raises RouteBehind for a table that
@@ -52,8 +64,8 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)
-    declared = routed_table(spec, target, value)
-    with catalog_errors(catalog.name):
+    declared = declare_routed_table(spec, target, value)
+    with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(target)
         except NoSuchTableError:
@@ -65,15 +77,15 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
                 f"table {target} exists, but was not created for these rows; if it is meant to have them, add it to "
                 "route.tables"
             )
-        _check_not_replaced(spec, tables, read_member(tables, target), table)
+        _check_not_replaced(spec, tables, read_table_record(tables, target), table)
         table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
         if spec.evolution.mode != "off":
             staged = (file for journal in journals for file in journal.staged_for(target))
             files = [file for file in staged if is_waiting_file(tables, file)]
             widening = spec.evolution.mode == "full"
-            evolve(table, spec, waiting_columns(tables.main.refresh(), files, widening=widening))
+            evolve_for_records(table, spec, columns_for_pending_files(tables.main.refresh(), files, widening=widening))
             table = catalog.load_table(target)
-    write_member(tables, target, value, table)
+    write_table_record(tables, target, value, table)
     handle = tables.handle(target)
     handle.set_current(table)
     marker = read_marker(handle.current().properties, spec.name)
@@ -83,7 +95,7 @@ def create_waiting_table(spec: StreamSpec, tables: StreamTables, target: Target,
         _check_only_waiting_files(tables, target, journals)
         write_first_marker(tables, handle, default_marker, before=journals[0])
     elif is_ahead(marker, default_marker):
-        raise AdoptionRequired(_ahead_message(spec, target, marker))
+        raise AdoptionRequired(_table_ahead_message(spec, target, marker))
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
@@ -95,7 +107,7 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
         return False
-    member = read_member(tables, target)
+    member = read_table_record(tables, target)
     value = member.value if member else _route_value_in_note(spec, tables, target)
     own = properties.get(value_property(spec.name))
     return own is None or value not in {None, own}
@@ -106,7 +118,7 @@ def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target)
     names.
     """
     named = spec.route is not None and target in spec.route.tables.values()
-    note = None if named else load_note(tables, target)
+    note = None if named else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
@@ -118,17 +130,17 @@ def _check_only_waiting_files(tables: StreamTables, target: Target, journals: Se
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
     """Raise TableLost if the route once had this missing table: a new table would be missing its rows."""
-    if (member := read_member(tables, target)) is not None:
-        raise TableLost(dropped_sentence(spec, tables, member))
+    if (member := read_table_record(tables, target)) is not None:
+        raise TableLost(describe_dropped_table(spec, tables, member))
 
 
-def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: Member | None, table: Table) -> None:
+def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
     """Raise TableLost if another table now has the name of a former table of the route."""
     if member is not None and member.is_another(table):
-        raise TableLost(dropped_sentence(spec, tables, member, table))
+        raise TableLost(describe_dropped_table(spec, tables, member, table))
 
 
-def _ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
+def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
     return (
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
         "the table was replaced, or the stream was forgotten. Records that are read again would be written to "
@@ -147,7 +159,7 @@ class RoutedTables:
     route: Route
     catalog: Catalog
     tables: StreamTables
-    behind: Mapping[Target, Behind] = field(default_factory=dict)
+    behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Routed tables that do not have all their rows yet, with the reasons."""
     targets: dict[str, Target] = field(default_factory=dict)
     """Maps each route value to its table."""
@@ -172,15 +184,17 @@ class RoutedTables:
         commit atomically with the default table are raised too: RouteBehind if another table has the name while rows
         wait, and the errors of `ensure_declared`.
         """
-        self._members |= member_names(self.tables)
-        with catalog_errors(self.catalog.name):
+        self._members |= list_recorded_tables(self.tables)
+        with translate_catalog_errors(self.catalog.name):
             declared = sorted(set(self.route.tables.values()))
             self.targets.update(self.route.tables)
-            self._in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
+            self._run_in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
             self._keep_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
-        log.info("the route of stream %r has %s", self.spec.name, counted(len(set(self.targets.values())), "table"))
+        log.info(
+            "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
+        )
 
     @property
     def made_count(self) -> int:
@@ -191,7 +205,7 @@ class RoutedTables:
         """Return the route values whose tables earlier writers could not create, if the route still allows these
         values.
         """
-        noted = [(note.value, note.target) for note in load_notes(self.tables)]
+        noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
@@ -199,17 +213,17 @@ class RoutedTables:
         allows the value.
         """
         names = sorted(self._unread & self._members)
-        members = filter(None, in_parallel(lambda name: read_member(self.tables, name), names))
-        values = [m.value for m in members if m.value is not None and self.route.made_table(m.value) == m.target]
-        self._in_parallel(
+        members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
+        values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
+        self._run_in_parallel(
             lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets]
         )
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values whose tables the catalog no longer has. An operator decides what happens to them."""
         known = {*self.targets.values(), *self._unread}
-        names = [n for n in sorted(self._members - known) if may_have_made(self.route, n)]
-        found = (read_member(self.tables, name) for name in names)
+        names = [n for n in sorted(self._members - known) if may_have_created(self.route, n)]
+        found = (read_table_record(self.tables, name) for name in names)
         return [m.value for m in found if m is not None and m.value is not None and route_includes(self.spec, m)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
@@ -229,7 +243,7 @@ class RoutedTables:
         if table is None:
             if identifier in self._members:
                 _check_not_dropped(self.spec, self.tables, identifier)
-            table = ensure_declared(self.catalog, routed_table(self.spec, identifier, value), self.spec.name)
+            table = ensure_declared(self.catalog, declare_routed_table(self.spec, identifier, value), self.spec.name)
         return table
 
     def _try_table(self, target: Target, value: str | None, action: Callable[[], None]) -> None:
@@ -249,7 +263,7 @@ class RoutedTables:
             if target not in self.absent:
                 sentence = "table %s cannot be loaded or created: %s. Its rows wait next to the default table"
                 log.warning(sentence, target, reason)
-            write_note(self.tables, Note(target, value, reason))
+            write_missing_table_note(self.tables, MissingTableNote(target, value, reason))
             self.absent[target] = reason
         else:
             if self.absent.pop(target, None):
@@ -264,8 +278,8 @@ class RoutedTables:
         values = self._made_values()
 
         absent = [target for target in sorted(self.absent) if target not in self.behind]
-        with catalog_errors(self.catalog.name):
-            self._in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
+        with translate_catalog_errors(self.catalog.name):
+            self._run_in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
         """Return the route value of each table that the template creates."""
@@ -280,28 +294,30 @@ class RoutedTables:
             try:
                 table = self._load(identifier)
             except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
-                log.warning("table %s cannot be loaded: %s", identifier, error_text(error))
+                log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self._unread.add(identifier)
                 return
             value = (
-                None if table is None else route_value(table.properties, identifier, self.route, stream=self.spec.name)
+                None
+                if table is None
+                else get_routing_value(table.properties, identifier, self.route, stream=self.spec.name)
             )
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
                 self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
-        self._in_parallel(load_made, tables_named_like(self.catalog, self.route))
+        self._run_in_parallel(load_made, list_matching_names(self.catalog, self.route))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made_count)]
-        with catalog_errors(self.catalog.name):
-            self._in_parallel(lambda value: self._try_create(value, default_marker), new)
+        with translate_catalog_errors(self.catalog.name):
+            self._run_in_parallel(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
         """Create the template's table for a route value. If that fails, its rows wait next to the default table."""
-        identifier = self.route.made_table(value)
+        identifier = self.route.derive_table_name(value)
         self._try_prepare(identifier, value, default_marker)
         if identifier in self.absent:
             self.targets[value] = identifier
@@ -311,7 +327,7 @@ class RoutedTables:
 
         If the table was not created for this value, adds the value to `refused`.
         """
-        identifier = self.route.made_table(value)
+        identifier = self.route.derive_table_name(value)
         self._check_no_waiting_rows(identifier)
         table = self._load_or_create_table(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
@@ -337,12 +353,12 @@ class RoutedTables:
         Raises TableLost, AdoptionRequired and RouteBehind.
         """
         identifier = table_identifier(table)
-        member = read_member(self.tables, identifier) if identifier in self._members else None
+        member = read_table_record(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
         table = copy_renames(table, self.tables.main.current())
-        table = evolve_to_declaration(table, routed_table(self.spec, identifier, value), self.spec.name)
+        table = evolve_to_declaration(table, declare_routed_table(self.spec, identifier, value), self.spec.name)
         if member is None or member.uuid is None:
-            write_member(self.tables, identifier, value, table)
+            write_table_record(self.tables, identifier, value, table)
             self._members.add(identifier)
         handle = self.tables.handle(identifier)
         handle.set_current(table)
@@ -351,7 +367,7 @@ class RoutedTables:
             # A replay may run while a writer does, which may have committed to the default table since.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
-                raise AdoptionRequired(_ahead_message(self.spec, identifier, marker))
+                raise AdoptionRequired(_table_ahead_message(self.spec, identifier, marker))
         if marker is None:
             self._check_no_waiting_rows(identifier)
             write_first_marker(self.tables, handle, default_marker)
@@ -367,7 +383,7 @@ class RoutedTables:
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
-    def _in_parallel(self, action: Callable[[str], None], names: list[str]) -> None:
+    def _run_in_parallel(self, action: Callable[[str], None], names: list[str]) -> None:
         if names:
             with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
                 list(pool.map(action, names))
@@ -388,7 +404,7 @@ class RoutedTables:
             require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
             found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
-        self._in_parallel(
+        self._run_in_parallel(
             lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift)
         )
         return found

@@ -20,12 +20,12 @@ from pyspark import SparkConf, SparkContext
 from frazil import __version__
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
 from frazil.cluster.submission import PACKAGE_FOLDER, PACKAGE_PYTHON
-from frazil.cluster.yarn import HADOOP_FOLDERS
+from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import java_options
-from frazil.spark.java import LEAN_OPTIONS, in_jvm, java_needed
+from frazil.spark.class_archive import lean_java_options
+from frazil.spark.java import LEAN_OPTIONS, explain_java_errors, runs_in_jvm
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import resolve_all
+from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
 from frazil.stream.cost_meter import cost_meter
@@ -36,7 +36,7 @@ SUBMISSION_PROPERTIES = frozenset(
     {"spark.archives", "spark.driver.memory", "spark.driver.extraJavaOptions", "spark.submit.deployMode"}
 )
 """Properties that the submission of a driver to a cluster sets."""
-TASK_ATTEMPTS = 4
+MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 """Memory (bytes) of one Python worker and the records that it stages."""
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -46,11 +46,11 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
     """Return the Spark properties of a stream's writer; `resources.spark` overrides them."""
     resources = spec.resources
     # With plain `local[n]` a job fails when one Python worker dies; with a number of attempts, the task is retried.
-    local = {"spark.master": f"local[{resources.cores},{TASK_ATTEMPTS}]", **_LOOPBACK}
+    local = {"spark.master": f"local[{resources.cores},{MAX_TASK_ATTEMPTS}]", **_LOOPBACK}
     return {
         "spark.app.name": f"frazil {spec.name}",
         "spark.driver.memory": _megabytes(resources.driver_memory),
-        "spark.driver.extraJavaOptions": java_options(),
+        "spark.driver.extraJavaOptions": lean_java_options(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -62,7 +62,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
         "spark.broadcast.UDFCompressionThreshold": "1g",
         "spark.python.daemon.module": worker_daemon.MODULE,
         **(_cluster_properties(resources) if resources.on_cluster else local),
-        **resolve_all(resources.spark, os.environ),
+        **resolve_properties(resources.spark, os.environ),
         **_pod_properties(os.environ),
     }
 
@@ -72,8 +72,8 @@ def start_context(spec: StreamSpec) -> SparkContext:
 
     Raises `EnvironmentUnusable` if Java is missing or unsuitable, or if the configuration of YARN is missing.
     """
-    in_cluster, on_yarn = in_jvm(), spec.resources.manager is ClusterManager.YARN
-    if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDERS)):
+    in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
+    if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
         raise EnvironmentUnusable(
             f"stream {spec.name!r} has resources.master: yarn, but HADOOP_CONF_DIR is not set. Set it for the process "
             "that starts the writer: to the folder with the cluster's yarn-site.xml and core-site.xml"
@@ -86,7 +86,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
     if properties.get("spark.driver.bindAddress") == "127.0.0.1":
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
-    with java_needed():
+    with explain_java_errors():
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid
@@ -120,7 +120,7 @@ def _cluster_properties(resources: Resources) -> dict[str, str]:
         "spark.executor.memory": _megabytes(resources.executor_memory),
         # An executor, too, only schedules and moves no records, except those of a shuffle.
         "spark.executor.extraJavaOptions": LEAN_OPTIONS,
-        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+        "spark.task.maxFailures": str(MAX_TASK_ATTEMPTS),
         **archive,
         # Executors on other hosts connect to the driver. For them, Spark or the declaration chooses its address.
         **(_LOOPBACK if resources.on_loopback else {}),
@@ -162,10 +162,10 @@ def check_executors(context: SparkContext, spec: StreamSpec) -> None:
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
     except Exception as error:
         if difference := next((ours for theirs, ours in PYTHON_PROBLEMS.items() if theirs in str(error)), None):
-            raise EnvironmentUnusable(_refusal(spec, context.pythonExec, difference)) from error
+            raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, difference)) from error
         raise
     if found := find_difference(json.loads(answer) for answer in set(answers)):
-        raise EnvironmentUnusable(_refusal(spec, context.pythonExec, found))
+        raise EnvironmentUnusable(_unusable_message(spec, context.pythonExec, found))
 
 
 def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
@@ -178,7 +178,7 @@ def find_difference(answers: Iterable[dict[str, str]]) -> str | None:
     return None
 
 
-def _refusal(spec: StreamSpec, python: str, difference: str) -> str:
+def _unusable_message(spec: StreamSpec, python: str, difference: str) -> str:
     package = spec.resources.package
     what = (
         f"create {package} again with `frazil package` and the driver's Python"
@@ -220,7 +220,7 @@ POLL_INTERVAL_S = 30.0
 
 
 @contextmanager
-def report_if_lost(
+def warn_if_executors_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
     """Log `sentence` if two checks in a row find no executor during the context.

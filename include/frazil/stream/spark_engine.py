@@ -22,21 +22,21 @@ from pyspark.sql import SparkSession
 from frazil.errors import PythonStartTimeout, WorkerDied
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import ClusterManager
-from frazil.stream.session import check_executors, report_if_lost, start_context
+from frazil.stream.session import check_executors, start_context, warn_if_executors_lost
 
 if TYPE_CHECKING:
     from frazil.stream.engine import TaskAnswer
     from frazil.stream.merge_tasks import MergeTasks
     from frazil.stream.stage_rows import StageRows
 
-MERGE_ROUNDS = 4
+MAX_MERGE_ROUNDS = 4
 """Maximum number of Spark tasks in a merge job, as a multiple of the number of tasks that run at the same time."""
 log = logging.getLogger(__name__)
 
-UNTIL_CHECK_S = 0.2
-WARN_S = 30.0
+STOP_CHECK_INTERVAL_S = 0.2
+WARN_INTERVAL_S = 30.0
 """Interval (s) of the warnings that a cluster provides no executors."""
-LOG_HINTS: Mapping[ClusterManager | None, str] = {
+CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
@@ -44,7 +44,7 @@ LOG_HINTS: Mapping[ClusterManager | None, str] = {
 """Where to look if a cluster provides no executors, by cluster manager."""
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. Spark has no setting for this limit."""
-DIED = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
+LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
 """Maps Spark's message for a task whose process died to the name of that process."""
 APPLICATION_ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application has ended, for example because the cluster ended it."""
@@ -111,17 +111,17 @@ class SparkEngine:
         if self._session_context or not self._spec.resources.on_cluster:
             return True
         warned_at = time.monotonic()
-        while not wait_for([started], UNTIL_CHECK_S).done:
+        while not wait_for([started], STOP_CHECK_INTERVAL_S).done:
             if until():
                 return False
-            if time.monotonic() - warned_at >= WARN_S:
+            if time.monotonic() - warned_at >= WARN_INTERVAL_S:
                 warned_at = time.monotonic()
                 resources = self._spec.resources
                 log.warning(
                     "stream %r waits for executors of %s. Check that the cluster runs and has %d free cores, with %d "
                     "MiB of heap for each executor. %s",
                     *(self._spec.name, resources.master, resources.cores, resources.executor_memory // 2**20),
-                    LOG_HINTS.get(resources.manager, ""),
+                    CLUSTER_HINTS.get(resources.manager, ""),
                 )
         started.result()
         return True
@@ -148,14 +148,14 @@ class SparkEngine:
         if not plans:
             return ()
         with self._job(work.stream, "merge") as context:
-            slices = min(len(plans), MERGE_ROUNDS * self.parallelism)  # with many tables, each has a small plan
+            slices = min(len(plans), MAX_MERGE_ROUNDS * self.parallelism)  # with many tables, each has a small plan
             return context.parallelize(plans, slices).mapPartitions(work).collect()
 
     @contextmanager
     def _job(self, stream: str, description: str) -> Iterator[SparkContext]:
         """Yield the Spark context for one job. Spark's errors are translated, and lost executors are logged."""
         context = self._context
-        with task_failures(stream), self._executors_watched(stream):
+        with translate_spark_errors(stream), self._watch_executors(stream):
             # Spark's UI shows the group and the description. An abandoned task attempt is interrupted; its Python
             # worker then finds the connection closed.
             context.setJobGroup(f"stream {stream}", f"stream {stream}: {description}", interruptOnCancel=True)
@@ -164,17 +164,17 @@ class SparkEngine:
             yield context
 
     def check(self) -> None:
-        with task_failures(self._spec.name):
+        with translate_spark_errors(self._spec.name):
             java = self._context._jsc
             if java is None or java.sc().isStopped():
                 raise WorkerDied(_end_message(self._spec.name))
 
     def cancel(self, stream: str) -> None:
         """Cancel the tasks of a stream's current batch, so that the batch fails."""
-        with task_failures(stream):
+        with translate_spark_errors(stream):
             self._context.cancelJobGroup(f"stream {stream}")
 
-    def _executors_watched(self, stream: str) -> AbstractContextManager[None]:
+    def _watch_executors(self, stream: str) -> AbstractContextManager[None]:
         """Return a context that warns if a cluster has no executors left."""
         resources = self._spec.resources
         if not resources.on_cluster or self._session_context:
@@ -182,10 +182,11 @@ class SparkEngine:
         spark = self._context._jsc.sc()
         sentence = (
             f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} provides none. "
-            f"Check that the cluster runs. {LOG_HINTS.get(resources.manager, '')}. The batch continues on new executors"
+            f"Check that the cluster runs. {CLUSTER_HINTS.get(resources.manager, '')}. The batch continues on new "
+            "executors"
         )
         # Spark counts the driver as well.
-        return report_if_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
+        return warn_if_executors_lost(lambda: spark.getExecutorMemoryStatus().size() - 1, sentence)
 
     @property
     def _context(self) -> SparkContext:
@@ -208,7 +209,7 @@ class SparkEngine:
 
 
 @contextmanager
-def task_failures(stream: str) -> Iterator[None]:
+def translate_spark_errors(stream: str) -> Iterator[None]:
     """Replace a Spark error of known cause with a short error. Spark's own error is a page of Java stack frames."""
     try:
         yield
@@ -227,7 +228,7 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
         )
     if APPLICATION_ENDED in text:
         return WorkerDied(_end_message(stream))
-    if died := next((what for words, what in DIED.items() if words in text), None):
+    if died := next((what for words, what in LOST_PROCESSES.items() if words in text), None):
         return WorkerDied(_death_message(stream, died, text))
     if isinstance(error, Py4JJavaError):
         return RuntimeError(f"a task of stream {stream!r} failed: {python_error_message(text) or error.java_exception}")

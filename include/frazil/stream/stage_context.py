@@ -13,23 +13,23 @@ from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import merge_config
-from frazil.commit.mode import current_column_name
+from frazil.commit.merging_modes import current_column_name
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import target_table
 from frazil.ingest.contract import ChangeRules, StageContext, Target, TargetTable, Transform
-from frazil.ingest.formats.fields import Unit, has_aliases
+from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.coordinates import COORDINATES, LINE
-from frazil.spec.formats import carried_format
-from frazil.spec.former_columns import current_name, former_columns
+from frazil.spec.formats import dump_portable_format
+from frazil.spec.former_columns import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
-from frazil.spec.upsert import Delete, key_fields
-from frazil.table.catalogs import catalog_errors
-from frazil.table.renamed import aliases
-from frazil.table.tables import check_stageable
+from frazil.spec.upsert import Delete, find_tombstone_fields
+from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.renamed import find_aliases
+from frazil.table.tables import check_rows_fit
 
 
-def stage_context(
+def build_stage_context(
     spec: StreamSpec,
     tables: StreamTables,
     key: BatchKey,
@@ -40,25 +40,25 @@ def stage_context(
     """Build the staging context of a batch, whose files go to folders named after `key`.
 
     The caller adds the known dead letters and the windows. Raises SchemaIncompatible if the declared columns no longer
-    fit a table, and the errors of `catalog_errors`.
+    fit a table, and the errors of `translate_catalog_errors`.
     """
     # The tables are refreshed, so that changes by others since the last commit apply to the next batch.
-    with catalog_errors(tables.main.catalog_name):
+    with translate_catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}
-    check_stageable(now["main"], now["dead-letters"], spec)
+    check_rows_fit(now["main"], now["dead-letters"], spec)
     main = now["main"]
-    other_names = aliases(main.schema(), former_columns(main.properties))
+    other_names = find_aliases(main.schema(), parse_former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
     units = _current_units(spec, main.schema(), other_names)
     without = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
-        if not spec.transform and not has_aliases(unit)
+        if not spec.transform and not may_have_aliases(unit)
     }
     other_names = {name: field_id for name, field_id in other_names.items() if field_id not in without}
     targets = {"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": dead_letters}
     return replace(
-        declared_context(spec, main.schema(), other_names, targets=targets, units=units),
+        build_declared_context(spec, main.schema(), other_names, targets=targets, units=units),
         epoch=key.epoch,
         batch=key.batch,
         kafka=dict(kafka_properties),
@@ -66,7 +66,7 @@ def stage_context(
     )
 
 
-def declared_context(
+def build_declared_context(
     spec: StreamSpec,
     schema: Schema,
     other_names: Mapping[str, int],
@@ -81,7 +81,7 @@ def declared_context(
         epoch=0,
         batch=0,
         kafka={},
-        format=carried_format(spec.value_format),
+        format=dump_portable_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=spec.coordinates or changes is not None,
         targets=targets,
@@ -115,7 +115,7 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
         delete_column=None if delete.column is None else called(delete.column),
         delete_values=delete.values,
         tombstones=delete.tombstones,
-        key_fields=tuple(map(called, key_fields(spec))),
+        key_fields=tuple(map(called, find_tombstone_fields(spec))),
     )
 
 
@@ -126,7 +126,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     fields = {}
     for name, how in declared.kept.items():
         first, *rest = name.split(".")
-        now = current_name(table, other_names.get(first)) or first
+        now = find_current_name(table, other_names.get(first)) or first
         fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
     dropped = [".".join(path) for path in declared.dropped]
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
@@ -136,9 +136,9 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
     """Return the stream's transform, with the columns' current names; None without a transform."""
     if spec.transform is None:
         return None
-    from frazil.ingest.transform_sql import checked  # DuckDB, only where a transform is declared
+    from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
 
-    found = checked(spec).transform
+    found = check_transform(spec).transform
     columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in found.columns)
     return replace(found, columns=tuple(columns))
 
@@ -150,7 +150,7 @@ def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, in
     found = {}
     for name, unit in spec.units.items():
         first, *rest = name.split(".")
-        now = current_name(table, other_names.get(first)) or first
+        now = find_current_name(table, other_names.get(first)) or first
         found[".".join([now, *rest])] = unit
     columns = {*table.column_names}
     return {name: unit for name, unit in found.items() if name in columns}

@@ -14,15 +14,15 @@ from pyspark import TaskContext
 from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
-from frazil.ingest.sensitive import speakable
+from frazil.ingest.sensitive import to_safe_error
 from frazil.ingest.shuffle import Parcel
-from frazil.ingest.stage import Suspect, read, stage, write
-from frazil.stream.attempt import check_wanted
-from frazil.stream.progress import ProgressFolder, write_task
+from frazil.ingest.stage import PossibleRecordError, stage, stage_after_shuffle, stage_before_shuffle
+from frazil.stream.attempt import check_not_abandoned
+from frazil.stream.progress import ProgressFolder, writer_task_name
 from frazil.table.storage_mistakes import translate_staging_failure
 
 T = TypeVar("T")
-Sent = tuple[int, str | tuple[int, int, bytes]]
+ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
 """One item of a shuffle: the number of the receiving writer, and its content.
 
 The content is a reader's answer, or a `Parcel`'s task, row count and data.
@@ -43,10 +43,10 @@ class VersionRefusal:
     def answer(self, _: str) -> str:
         return json.dumps(error_answer(VersionChanged(self.sentence)))
 
-    def read(self, plans: Iterable[str]) -> Iterator[Sent]:
+    def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
         return ((0, self.answer(plan)) for plan in plans)
 
-    def write(self, _: int, __: Iterable[Sent]) -> Iterator[str]:
+    def write(self, _: int, __: Iterable[ShuffleItem]) -> Iterator[str]:
         yield self.answer("")
 
 
@@ -119,12 +119,14 @@ class StageRows:
         task = StageTask.from_json(json.loads(plan))
         began, cpu_s = time.monotonic(), time.process_time()
         try:
-            result = stage(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index)))
+            result = stage(
+                self.context, task, attempt=_attempt_number(), on_progress=self._progress_reporter(str(task.index))
+            )
         except (FrazilError, OSError) as error:
             return json.dumps(self._answer_error(error))
         return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
-    def read(self, plans: Iterable[str]) -> Iterator[Sent]:
+    def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
         """Read the plans' records, before a shuffle. Yields rows with their writers' numbers, and the tasks' answers.
 
         The answers pass through the shuffle too. So they always belong to the tasks whose rows were written, even if
@@ -133,11 +135,13 @@ class StageRows:
         for plan in plans:
             yield from self._read(json.loads(plan))
 
-    def _read(self, plan: Mapping[str, Any]) -> Iterator[Sent]:
+    def _read(self, plan: Mapping[str, Any]) -> Iterator[ShuffleItem]:
         task = StageTask.from_json(plan)
         began, cpu_s = time.monotonic(), time.process_time()
         try:
-            for found in read(self.context, task, attempt=_attempt(), on_progress=self._reporter(str(task.index))):
+            for found in stage_before_shuffle(
+                self.context, task, attempt=_attempt_number(), on_progress=self._progress_reporter(str(task.index))
+            ):
                 if isinstance(found, Parcel):
                     yield found.writer, (found.task, found.rows, found.data)
                 else:
@@ -149,11 +153,11 @@ class StageRows:
                         "task_s": time.monotonic() - began,
                         **_cpu_since(cpu_s),
                     }
-        except (FrazilError, Suspect, OSError) as error:
+        except (FrazilError, PossibleRecordError, OSError) as error:
             answer = self._answer_error(error)
         yield 0, json.dumps(answer)
 
-    def write(self, writer: int, sent: Iterable[Sent]) -> Iterator[str]:
+    def write(self, writer: int, sent: Iterable[ShuffleItem]) -> Iterator[str]:
         """Write the rows that a shuffle sent to one writer. Returns the answers of the writer and of its readers."""
         answers = []
 
@@ -166,9 +170,11 @@ class StageRows:
 
         began, cpu_s = time.monotonic(), time.process_time()
         try:
-            report = self._reporter(write_task(writer))
-            written = write(self.context, parcels(), writer=writer, attempt=_attempt(), on_progress=report)
-        except (FrazilError, Suspect, OSError) as error:
+            report = self._progress_reporter(writer_task_name(writer))
+            written = stage_after_shuffle(
+                self.context, parcels(), writer=writer, attempt=_attempt_number(), on_progress=report
+            )
+        except (FrazilError, PossibleRecordError, OSError) as error:
             answers.append(json.dumps(self._answer_error(error)))
         else:
             files = [file.to_json() for file in written.files]
@@ -186,9 +192,9 @@ class StageRows:
             )
         return iter(answers)
 
-    def _answer_error(self, error: FrazilError | Suspect | OSError) -> dict[str, object]:
+    def _answer_error(self, error: FrazilError | PossibleRecordError | OSError) -> dict[str, object]:
         """Return the answer that reports an error. Raises the error if it is an OSError of unknown cause."""
-        found = error.error if isinstance(error, Suspect) else error
+        found = error.error if isinstance(error, PossibleRecordError) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)
             if meant is None and found is error:
@@ -196,16 +202,16 @@ class StageRows:
             found = meant or found
         if isinstance(found, FrazilError):
             return error_answer(found)
-        shown = speakable(found, self.context)
+        shown = to_safe_error(found, self.context)
         return {"suspect": f"{type(shown).__name__}: {shown}"}
 
-    def _reporter(self, task: str) -> Callable[[int], None]:
+    def _progress_reporter(self, task: str) -> Callable[[int], None]:
         period_s = self.progress.period_s
         due = time.monotonic() + period_s
 
         def report(records: int) -> None:
             nonlocal due
-            check_wanted()
+            check_not_abandoned()
             if (now := time.monotonic()) < due:
                 return
             due = now + period_s
@@ -218,6 +224,6 @@ def _cpu_since(began_s: float) -> dict[str, float]:
     return {"cpu_s": time.process_time() - began_s, "pid": os.getpid()}
 
 
-def _attempt() -> int:
+def _attempt_number() -> int:
     running = TaskContext.get()
     return running.attemptNumber() if running else 0

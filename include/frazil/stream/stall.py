@@ -33,12 +33,12 @@ from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
-from frazil.timetext import ago, utc
+from frazil.spec.units import format_count
+from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
 """Number of commits that must leave the watermark unchanged before a stall is reported."""
-INTERVALS = 3
+STALL_INTERVALS = 3
 """Number of commit intervals without progress after which a writer is stalled. A healthy writer commits twice in this
 time.
 """
@@ -46,12 +46,12 @@ MIN_STALL_MS = 20_000
 """Minimum time (ms) without progress before a stall is reported. On a busy host, Spark needs 10 s to start a Python
 worker.
 """
-GAP_MS = 30_000
+MAX_SAMPLE_GAP_MS = 30_000
 """Maximum time (ms) between two samples. A longer gap means that the machine slept, so the history begins again."""
-FIRST_ANSWER_MS = 60_000
+FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Time (ms) after which a writer is stalled if its planner has never had an answer. Starting brokers answer late."""
 
-WORKING = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
+WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. During a start, a take-over and a stop, log ends are not observed."""
 
 
@@ -66,34 +66,34 @@ class BatchName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StallLimits:
     """A stream's commit interval and idle timeout, in milliseconds. The limits for stalls are derived from them."""
 
     interval_ms: int
     idle_timeout_ms: int
 
     @property
-    def still_ms(self) -> int:
+    def stall_timeout_ms(self) -> int:
         """Time (ms) without a change of offsets or watermark after which the writer is stalled."""
-        return max(INTERVALS * self.interval_ms, MIN_STALL_MS)
+        return max(STALL_INTERVALS * self.interval_ms, MIN_STALL_MS)
 
     @property
     def gap_ms(self) -> int:
         """Maximum time (ms) between two samples. After a longer gap, the history begins again."""
-        return max(GAP_MS, self.interval_ms)
+        return max(MAX_SAMPLE_GAP_MS, self.interval_ms)
 
-    def with_stretch(self, stretch: float) -> Limits:
+    def with_stretch(self, stretch: float) -> StallLimits:
         """Return the limits for a commit interval that throttling has stretched by this factor."""
         return dataclasses.replace(self, interval_ms=round(self.interval_ms * stretch))
 
     @classmethod
-    def for_stream(cls, spec: StreamSpec) -> Limits:
+    def for_stream(cls, spec: StreamSpec) -> StallLimits:
         millisecond = timedelta(milliseconds=1)
         return cls(spec.commit.interval // millisecond, spec.watermark.idle_timeout // millisecond)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class WriterSample:
     """The writer's state at one moment; times are milliseconds since 1970, UTC."""
 
     at_ms: int
@@ -121,7 +121,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class UnreadRecords:
     """The unread records of a topic-partition after one committed offset, and their progress."""
 
     offset: int | None
@@ -133,7 +133,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class SampleHistory:
     """A summary of all samples taken until now."""
 
     began_at_ms: int
@@ -148,7 +148,7 @@ class History:
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
     """When the committed offset of each topic-partition last changed."""
-    waits: Mapping[TopicPartition, Wait] = field(default_factory=dict)
+    waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     """The unread records of each topic-partition that has any."""
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """For each partition with open transactions: the offset where its readable part ends, and since when (ms) it ends
@@ -156,22 +156,22 @@ class History:
     """
 
 
-def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> History:
+def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
     """Return the history with one more sample. After a gap, the history begins again.
 
     Samples in other phases than `WORKING_PHASES` only update the times.
     """
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
-        before = History(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
-    if sample.phase not in WORKING:
-        since_ms = sample.at_ms if _still_starts(before) else before.watermark_since_ms
+        before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
+    if sample.phase not in WORKING_PHASES:
+        since_ms = sample.at_ms if _is_still_starting(before) else before.watermark_since_ms
         return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
     moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
     read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
-    quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.still_ms
-    starts = sample.planned_at_ms is None and _still_starts(before)
+    quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.stall_timeout_ms
+    starts = sample.planned_at_ms is None and _is_still_starting(before)
     fresh = quiet or starts or sample.watermark_us != before.watermark_us
-    return History(
+    return SampleHistory(
         began_at_ms=before.began_at_ms,
         sampled_at_ms=sample.at_ms,
         offsets=sample.offsets,
@@ -180,40 +180,40 @@ def add_sample(before: History | None, sample: Sample, *, limits: Limits) -> His
         advances=0 if fresh else before.advances + bool(moved),
         read_up_since_ms=read_up_since_ms,
         moved_at_ms={**before.moved_at_ms, **dict.fromkeys(moved, sample.at_ms)},
-        waits={tp: _update_wait(before.waits.get(tp), tp, sample) for tp in sample.unread},
+        waits={tp: _update_unread_records(before.waits.get(tp), tp, sample) for tp in sample.unread},
         open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
     )
 
 
-def _still_starts(before: History) -> bool:
+def _is_still_starting(before: SampleHistory) -> bool:
     """Whether no commit has advanced offsets since the watermark last moved. Then no record may have been read yet."""
     return before.advances == 0
 
 
-def _read_up_since_ms(before: History, sample: Sample, *, moved: bool) -> int | None:
+def _read_up_since_ms(before: SampleHistory, sample: WriterSample, *, moved: bool) -> int | None:
     if sample.unread:
         return None
     return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
 
 
-def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: Sample) -> tuple[int, int]:
+def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: WriterSample) -> tuple[int, int]:
     end = sample.offsets.get(tp, 0) + sample.unread.get(tp, 0)
     return before if before is not None and before[0] == end else (end, sample.at_ms)
 
 
-def _update_wait(before: Wait | None, tp: TopicPartition, sample: Sample) -> Wait:
+def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sample: WriterSample) -> UnreadRecords:
     offset = sample.offsets.get(tp)
     if before is None or before.offset != offset:
-        return Wait(offset, sample.at_ms, sample.batch)
+        return UnreadRecords(offset, sample.at_ms, sample.batch)
     first_batch = before.first_batch or sample.batch
     if sample.batch is None or first_batch != sample.batch:
         return dataclasses.replace(before, first_batch=first_batch)
-    return Wait(offset, max(before.progress_at_ms, sample.advanced_at_ms), first_batch)
+    return UnreadRecords(offset, max(before.progress_at_ms, sample.advanced_at_ms), first_batch)
 
 
-def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
     """Return the stall at `sample`, the last sample in `history`; None if the writer is not stalled."""
-    if sample.phase not in WORKING:
+    if sample.phase not in WORKING_PHASES:
         return None
     return (
         _find_silent_kafka(sample)
@@ -224,7 +224,7 @@ def find_stall(history: History, sample: Sample, *, limits: Limits, stream: str)
     )
 
 
-def _find_silent_kafka(sample: Sample) -> Stall | None:
+def _find_silent_kafka(sample: WriterSample) -> Stall | None:
     """Find brokers that do not answer (rule 1)."""
     since_ms = sample.silent_since_ms
     if since_ms is None or sample.at_ms - since_ms < MIN_STALL_MS:
@@ -236,18 +236,22 @@ def _find_silent_kafka(sample: Sample) -> Stall | None:
     return Stall(StallKind.KAFKA, since_ms, None, reason)
 
 
-def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+def _find_silent_planner(
+    history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
+) -> Stall | None:
     """Find a planner that gets no answer from Kafka (rule 1). Applies only while the writer waits for records."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
     since_ms = max(sample.planned_at_ms or 0, sample.advanced_at_ms, history.began_at_ms)
-    if sample.at_ms - since_ms < (limits.still_ms if answered else max(limits.still_ms, FIRST_ANSWER_MS)):
+    if sample.at_ms - since_ms < (
+        limits.stall_timeout_ms if answered else max(limits.stall_timeout_ms, FIRST_ANSWER_TIMEOUT_MS)
+    ):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
     where = f", most of them in {_partition_name(largest)}" if largest else ""
     seen = (
-        f"{counted(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
+        f"{format_count(sum(sample.unread.values()), 'record', 'was|were')} unread then{where}"
         if answered
         else "it has never answered"
     )
@@ -260,10 +264,12 @@ def _find_silent_planner(history: History, sample: Sample, *, limits: Limits, st
     )
 
 
-def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stream: str) -> Stall | None:
+def _find_offset_stall(
+    history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
+) -> Stall | None:
     """Find unread records without progress (rule 2), and the topic-partition that has waited longest."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
-    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.still_ms:
+    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
     at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
     why, do = _explain_offset_stall(wait, sample, stream=stream)
@@ -271,20 +277,20 @@ def _find_offset_stall(history: History, sample: Sample, *, limits: Limits, stre
         StallKind.OFFSETS,
         wait.progress_at_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)} holds the offsets back: {counted(sample.unread[tp], 'record')} from {at} on "
+        f"{_partition_name(tp)} holds the offsets back: {format_count(sample.unread[tp], 'record')} from {at} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
         f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {why}. {do}",
     )
 
 
-def _explain_offset_stall(wait: Wait, sample: Sample, *, stream: str) -> tuple[str, str]:
+def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: str) -> tuple[str, str]:
     """Return why unread records are not committed, as far as the writer knows, and what to do."""
     restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
         why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
         return why, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
-        read = counted(sample.batch_records, "record")
+        read = format_count(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
@@ -301,15 +307,15 @@ def _restart_remedy(stream: str) -> str:
     return f"{how} starts again at the table's position without losing anything"
 
 
-def _find_open_transaction(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
     """Find offsets that wait for a transaction (rule 3). Names the topic-partition that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
-    if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.still_ms:
+    if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.stall_timeout_ms:
         return None
     do = sample.transaction or (
         "find the producer whose transaction stays open (`kafka-transactions.sh find-hanging`): it must commit or abort"
     )
-    waiting = counted(sample.in_transactions[tp], "offset")
+    waiting = format_count(sample.in_transactions[tp], "offset")
     return Stall(
         StallKind.TRANSACTION,
         since_ms,
@@ -319,13 +325,13 @@ def _find_open_transaction(history: History, sample: Sample, *, limits: Limits) 
     )
 
 
-def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -> Stall | None:
+def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
     """Find a watermark that does not move (rule 4), and the topic-partition that holds it back.
 
     Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
     """
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
-    if sample.at_ms - since_ms < limits.still_ms or history.advances < MIN_COMMITS:
+    if sample.at_ms - since_ms < limits.stall_timeout_ms or history.advances < MIN_COMMITS:
         return None
     active = [tp for tp in sample.offsets if tp not in sample.idle]
     tp = min(active, key=lambda tp: (tp in times, times.get(tp, 0), tp), default=None)
@@ -333,7 +339,7 @@ def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f" (and {equal} more)" if equal else ""
-    at = "has been unknown" if sample.watermark_us is None else f"has been at {utc(sample.watermark_us // 1000)}"
+    at = "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
     why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
@@ -345,22 +351,26 @@ def _find_watermark_stall(history: History, sample: Sample, *, limits: Limits) -
 
 
 def _explain_watermark_stall(
-    tp: TopicPartition, history: History, sample: Sample, *, limits: Limits
+    tp: TopicPartition, history: SampleHistory, sample: WriterSample, *, limits: StallLimits
 ) -> tuple[str, str]:
     """Return why a topic-partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
-    newest = "it has no known event time" if time_us is None else f"its newest event time is {utc(time_us // 1000)}"
+    newest = (
+        "it has no known event time" if time_us is None else f"its newest event time is {format_utc(time_us // 1000)}"
+    )
     is_empty = time_us is None and sample.offsets[tp] == 0  # its first commit, at 0, brought no record
     if history.moved_at_ms.get(tp, 0) > history.watermark_since_ms and not is_empty:
         do = "Check the event times that its producers set, and the dead letters, which have none"
         return f"its records arrive, and {newest}", do
-    idle = f"after watermark.idle-timeout ({ago(limits.idle_timeout_ms)}) without unread records it is left out"
+    idle = (
+        f"after watermark.idle-timeout ({format_elapsed(limits.idle_timeout_ms)}) without unread records it is left out"
+    )
     silent = "the partition is empty: no records arrive" if is_empty else "no records arrive"
     return f"{silent}, and {newest}", f"Check its producers; {idle}: shorten that to wait less"
 
 
-def _since_text(since_ms: int, sample: Sample) -> str:
-    return f"{utc(since_ms)} ({ago(sample.at_ms - since_ms)})"
+def _since_text(since_ms: int, sample: WriterSample) -> str:
+    return f"{format_utc(since_ms)} ({format_elapsed(sample.at_ms - since_ms)})"
 
 
 def _partition_name(tp: TopicPartition) -> str:
@@ -370,22 +380,22 @@ def _partition_name(tp: TopicPartition) -> str:
 class StallWatch:
     """Evaluates samples of the heartbeat's thread, and emits events when a stall begins or ends. Not thread-safe."""
 
-    def __init__(self, stream: str, limits: Limits, *, emit: Callable[[StreamEvent], None]) -> None:
+    def __init__(self, stream: str, limits: StallLimits, *, emit: Callable[[StreamEvent], None]) -> None:
         self._stream, self._declared, self._limits, self._emit = stream, limits, limits, emit
-        self._history: History | None = None
+        self._history: SampleHistory | None = None
         self._stall: Stall | None = None
 
     def set_stretch(self, stretch: float) -> None:
         """Set the factor by which the commit interval is stretched."""
         self._limits = self._declared.with_stretch(stretch)
 
-    def evaluate(self, sample: Sample) -> Stall | None:
+    def evaluate(self, sample: WriterSample) -> Stall | None:
         """Return the stall at the sample's time, if any, and emit events if a stall began or ended.
 
         While the writer takes over or stops, returns the previous result.
         """
         self._history = add_sample(self._history, sample, limits=self._limits)
-        if sample.phase in WORKING:
+        if sample.phase in WORKING_PHASES:
             found = find_stall(self._history, sample, limits=self._limits, stream=self._stream)
             self._emit_change(found, now_ms=sample.at_ms)
             self._stall = found

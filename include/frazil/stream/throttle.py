@@ -28,14 +28,14 @@ BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
 """The pressure must rise or fall by more than this factor to change from shrinking to growing, or back."""
-SLICES = 4
+MAX_SLICES = 4
 """Number of time slices kept, each half a maintenance period. Three slices contain a low even if maintenance is
 late.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MetadataMeasurement:
     """The size of the history of the branch `main` after a commit, and the commit's duration in seconds."""
 
     snapshots: int
@@ -44,16 +44,16 @@ class Measure:
     at_ms: int
 
 
-def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> Measure:
+def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> MetadataMeasurement:
     """Measure the table's branch `main`. Other branches are left out: an open backfill branch would count snapshots
     twice.
     """
     main = list(ancestors(table.metadata))
     manifests = len(read_manifests(main[0], table.io)) if main else 0
-    return Measure(len(main), manifests, commit_s, at_ms)
+    return MetadataMeasurement(len(main), manifests, commit_s, at_ms)
 
 
-class Low(NamedTuple):
+class SliceLow(NamedTuple):
     """The smallest numbers of snapshots and manifests in one time slice."""
 
     slice: int
@@ -63,7 +63,7 @@ class Low(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MetadataBounds:
     """The declared bounds of a table's metadata. A number is None if maintenance does not limit it."""
 
     table: str
@@ -76,13 +76,13 @@ class Bounds:
     """The maximum stretched commit interval. It equals `interval` if stretching is off."""
 
     @classmethod
-    def for_stream(cls, spec: StreamSpec) -> Bounds:
+    def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
         snapshots, manifests, every = spec.maintenance.kept
         return cls(
             spec.table.identifier, snapshots, manifests, every, spec.commit.interval, spec.commit.longest_interval
         )
 
-    def pressure(self, low: Low) -> float:
+    def pressure(self, low: SliceLow) -> float:
         """Return the ratio of the low to these bounds, for snapshots or manifests, whichever is larger."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
@@ -93,7 +93,7 @@ class Bounds:
 class Throttle:
     """The state of throttling after the last commit."""
 
-    lows: tuple[Low, ...]
+    lows: tuple[SliceLow, ...]
     grows: bool
     extreme: float
     """The pressure's maximum while `grows` is True; its minimum otherwise."""
@@ -103,37 +103,39 @@ class Throttle:
     """Why the table is under pressure, even if the interval is not stretched; None if it is not under pressure."""
 
 
-def throttle(before: Throttle | None, measure: Measure, bounds: Bounds) -> Throttle:
+def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
     """Return the state of throttling after one more commit.
 
     The first commit, and the first one after a long pause, only start the history.
     """
-    lows = _lows(before.lows if before else (), measure, every=bounds.every)
+    lows = _update_lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
-    low = _lowest(lows)
+    low = _find_lowest(lows)
     pressure = bounds.pressure(low)
     grows, extreme = _direction(before, pressure)
     pressed = before is not None and before.reason is not None
-    known = pressed or len(lows) == SLICES
+    known = pressed or len(lows) == MAX_SLICES
     if not (known and grows) or pressure <= (END_PRESSURE if pressed else BEGIN_PRESSURE):
         return Throttle(lows, grows, extreme)
     interval = min(bounds.interval * pressure / END_PRESSURE, bounds.longest)
     return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
 
 
-def _lows(before: tuple[Low, ...], measure: Measure, *, every: timedelta) -> tuple[Low, ...]:
+def _update_lows(
+    before: tuple[SliceLow, ...], measure: MetadataMeasurement, *, every: timedelta
+) -> tuple[SliceLow, ...]:
     """Return the lows of the last `MAX_SLICES` time slices, oldest first.
 
     Drops slices in the future, which exist if the clock was set back.
     """
-    now = Low(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
-    earlier = (low for low in before if now.slice - SLICES < low.slice < now.slice)
-    return (*earlier, _lowest([*(low for low in before if low.slice == now.slice), now]))
+    now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
+    earlier = (low for low in before if now.slice - MAX_SLICES < low.slice < now.slice)
+    return (*earlier, _find_lowest([*(low for low in before if low.slice == now.slice), now]))
 
 
-def _lowest(lows: Sequence[Low]) -> Low:
-    return Low(lows[-1].slice, min(low.snapshots for low in lows), min(low.manifests for low in lows))
+def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
+    return SliceLow(lows[-1].slice, min(low.snapshots for low in lows), min(low.manifests for low in lows))
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
@@ -147,7 +149,7 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
     return (True, pressure) if pressure > depth * TURN_FACTOR else (False, depth)
 
 
-def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> str:
+def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
     parts = [
         f"{count} {what} where maintenance leaves {kept}"
         for count, what, kept in (
@@ -164,7 +166,8 @@ def _reason(low: Low, commit_s: float, bounds: Bounds, interval: timedelta) -> s
     )
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
-        f"{format_duration(bounds.every * (SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a commit "
+        f"{format_duration(bounds.every * (MAX_SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a "
+        "commit "
         f"takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

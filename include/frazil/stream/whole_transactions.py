@@ -19,21 +19,21 @@ from frazil.commit.marker import NO_TRANSACTION, LastTransaction
 from frazil.errors import OffsetGap, SpecError, TopicMissing
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.formats.transactions import Ended, Said, TransactionDecoder
-from frazil.ingest.readers import kafka_reader
-from frazil.kafka.admin import KafkaOffsets
+from frazil.ingest.formats.transactions import EventTransaction, TransactionDecoder, TransactionEnd
+from frazil.ingest.readers import create_kafka_reader
+from frazil.kafka.admin import KafkaAdmin
 from frazil.offsets.spans import TopicPartition
-from frazil.safe_text import safe
+from frazil.safe_text import escape_unsafe
 from frazil.spec.formats import AvroFormat, JsonFormat, envelope_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import resolve_all
+from frazil.spec.references import resolve_properties
 from frazil.stream.boundaries import Boundaries
 
 log = logging.getLogger(__name__)
 
-STEP = 100_000
+MAX_EVENTS_PER_READ = 100_000
 """Maximum number of events to read at a time. After each step, the events of complete transactions are forgotten."""
-SLICE = 20_000
+MAX_ENDS_PER_READ = 20_000
 """Maximum number of records of the transaction topic to read at a time. Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
 """Maximum time by which the connector's clock may be set back. The search for transaction ends starts this much
@@ -43,7 +43,7 @@ LOOKBACK_RECORDS = 1_000
 """Number of offsets in which to search for the last transaction, if the marker does not have it after a reset."""
 MAX_NAME_CHARACTERS = 200
 """Maximum number of characters of a table's name in messages."""
-WARN_S = 60.0
+WARN_INTERVAL_S = 60.0
 """Delay and interval (s) of the warnings about a transaction that does not end."""
 
 
@@ -100,11 +100,11 @@ class WholeTransactions:
         errors of reading Kafka, and SpecError if the topic has events of several tables.
         """
         if self._log is None:
-            known = self.began if self.began.id else self._newest_before(tp, start)
+            known = self.began if self.began.id else self._find_last_before(tp, start)
             self._log, self._scanned = Boundaries(start, known), start
         goal = start + self.max_records
         while True:
-            self._scan(tp, min(end, max(goal, self._scanned), self._scanned + STEP))
+            self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
             all_read = self._scanned >= end
             open_one = self._settle(self._log, all_read=all_read)
             if all_read or (self._scanned >= goal and self._log.at > start):
@@ -114,7 +114,7 @@ class WholeTransactions:
         held_back = all_read and self._log.at < end
         self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
-        self._warn(tp, open_one)
+        self._warn_if_held_back(tp, open_one)
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
@@ -130,7 +130,7 @@ class WholeTransactions:
             open_one = log.settle(whole=False)
         return open_one
 
-    def _scan(self, tp: TopicPartition, end: int) -> None:
+    def _read_events(self, tp: TopicPartition, end: int) -> None:
         """Read the events before the offset `end`, and add them to the transaction log."""
         if end <= self._scanned:
             return
@@ -151,7 +151,7 @@ class WholeTransactions:
         self._log.skip_to(end)
         self._scanned = end
 
-    def _newest_before(self, tp: TopicPartition, start: int) -> LastTransaction:
+    def _find_last_before(self, tp: TopicPartition, start: int) -> LastTransaction:
         """Return the last transaction before `start`, for a stream whose marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
@@ -159,7 +159,7 @@ class WholeTransactions:
                 found = LastTransaction(one.transaction, one.position) if one.transaction else found
         return found
 
-    def _add_event(self, tp: TopicPartition, one: Said, written_ms: int) -> None:
+    def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
         """Remember the table that the events belong to. Raises SpecError if the topic has events of several tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
@@ -167,7 +167,7 @@ class WholeTransactions:
             self._tables = frozenset(one.tables)
         elif self._tables.isdisjoint(one.tables):
             several = (*sorted(self._tables), *one.tables)
-            names = " and ".join(safe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
+            names = " and ".join(escape_unsafe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
                 "one stream cannot read their transactions as a whole: remove the option, or give each table its own "
@@ -185,11 +185,11 @@ class WholeTransactions:
                 self._log.add_end(end.transaction, end.events[table])
         return more
 
-    def _warn(self, tp: TopicPartition, open_one: str) -> None:
+    def _warn_if_held_back(self, tp: TopicPartition, open_one: str) -> None:
         now = self.clock()
         if not self._waits or self._open[0] != self.at:
             self._open, self._warned = (self.at, now), now
-        elif open_one and now - self._warned >= WARN_S:
+        elif open_one and now - self._warned >= WARN_INTERVAL_S:
             self._warned = now
             log.warning(
                 "topic %s: records after offset %d have been held back for %.0f s: %s",
@@ -217,7 +217,7 @@ class KafkaTopics:
 
     properties: Mapping[str, str]
     """Kafka properties with resolved references."""
-    kafka: KafkaOffsets
+    kafka: KafkaAdmin
     """The client for the transaction topic."""
     decoder: TransactionDecoder
     stream: str
@@ -225,13 +225,13 @@ class KafkaTopics:
     """The next offset to read from each partition of the transaction topic."""
     _topic_ids: Mapping[str, str] = field(default_factory=dict)
 
-    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[Said]]]:
+    def events(self, tp: TopicPartition, start: int, end: int) -> Iterable[tuple[Chunk, list[EventTransaction]]]:
         """Yield the events with offsets in `[start, end)` that Kafka still has."""
         first = max(start, self.kafka.earliest([tp])[tp])
         for chunk in self._chunks([OffsetRange(*tp, first, end)] if first < end else []):
             yield chunk, self.decoder.read_transactions(chunk)
 
-    def ends(self, since_ms: int) -> tuple[list[Ended], bool]:
+    def ends(self, since_ms: int) -> tuple[list[TransactionEnd], bool]:
         """Return the next transaction ends, from the time `since_ms` on, and whether more may follow."""
         try:
             topic = self.kafka.describe()
@@ -246,7 +246,7 @@ class KafkaTopics:
             self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
         ranges = [
-            OffsetRange(*tp, at, min(stable[tp], at + SLICE))
+            OffsetRange(*tp, at, min(stable[tp], at + MAX_ENDS_PER_READ))
             for tp, at in self._next.items()
             if stable.get(tp, at) > at
         ]
@@ -272,7 +272,7 @@ class KafkaTopics:
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[Chunk]:
         if not ranges:
             return
-        with kafka_reader(self.properties, ranges, stream=self.stream) as reader:
+        with create_kafka_reader(self.properties, ranges, stream=self.stream) as reader:
             yield from reader
 
 
@@ -288,7 +288,7 @@ def whole_transactions(
     if envelope is None or envelope.transactions is None:
         return None
     assert isinstance(declared, JsonFormat | AvroFormat)
-    resolved = resolve_all(properties, os.environ)
-    kafka = KafkaOffsets(resolved, [envelope.transactions], stream=spec.name)
+    resolved = resolve_properties(properties, os.environ)
+    kafka = KafkaAdmin(resolved, [envelope.transactions], stream=spec.name)
     topics = KafkaTopics(resolved, kafka, TransactionDecoder(declared), spec.name)
     return WholeTransactions(topics, envelope.transactions, max_records=spec.max_records, began=last)

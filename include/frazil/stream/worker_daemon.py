@@ -19,8 +19,8 @@ from importlib import import_module
 from importlib.machinery import PathFinder
 
 MODULE = __name__
-STAGE = "frazil.stream.stage_rows"
-LATE = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
+STAGE_MODULE = "frazil.stream.stage_rows"
+LATE_IMPORTS = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
 """Modules that staging imports only when it needs them. The daemon imports them early.
 
 Otherwise a worker that is forked after an upgrade would mix old modules with new ones.
@@ -32,14 +32,14 @@ WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "backgro
 def preload() -> None:
     """Import the modules that staging needs. If an import fails, each worker tries it again and reports the error."""
     os.environ |= WITHOUT_THREADS
-    _leave_out_archives()
+    _remove_archives_from_path()
     # Spark reads the daemon's port from standard output, so nothing else may be printed there.
     with contextlib.redirect_stdout(sys.stderr):
         gc.disable()
         try:
             import_module("pyspark.worker")
-            import_module(STAGE)
-            for module in LATE:
+            import_module(STAGE_MODULE)
+            for module in LATE_IMPORTS:
                 import_module(module)
             import_module("frazil.ingest.compiled").start_compiler()
         except Exception:
@@ -49,7 +49,7 @@ def preload() -> None:
     gc.freeze()
 
 
-def _leave_out_archives() -> None:
+def _remove_archives_from_path() -> None:
     """Remove Spark's zip files, which have no compiled code, from the import path if PySpark and Py4J are installed.
 
     Spark also adds its JAR, in which no Python is. Before each task, PySpark makes every importer of such a file read

@@ -20,52 +20,61 @@ from pyiceberg.exceptions import NoSuchTableError
 from frazil import clock, errors
 from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_can_hold
+from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
+from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import Followers
-from frazil.commit.former_table import check_own_table
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
-from frazil.commit.marker_change import reset
+from frazil.commit.marker_changes import reset
 from frazil.commit.merging import merge_config
-from frazil.commit.reset import before_reset
-from frazil.commit.rules import check_fence
+from frazil.commit.own_table_check import check_own_table
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy
 from frazil.errors import CommitUnavailable, KafkaUnavailable, OffsetGap, PythonStartTimeout, StaleBatch, TopicMissing
-from frazil.events import ChangesMerged, EpochBegan, Events, OutageMet, PhaseBegan, RecordsSkipped, Sink, StreamEvent
+from frazil.events import (
+    ChangesMerged,
+    EpochBegan,
+    EventDispatcher,
+    OutageReported,
+    PhaseBegan,
+    RecordsSkipped,
+    Sink,
+    StreamEvent,
+)
 from frazil.home import make_folder, run_folder
 from frazil.host.heartbeat import Phase
 from frazil.ingest.formats import check_supported
 from frazil.ingest.sealing import check_secret
-from frazil.kafka.admin import KafkaOffsets, Topics
-from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations, lost_ranges
+from frazil.kafka.admin import KafkaAdmin, Topics
+from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
 from frazil.offsets.spans import TopicPartition
 from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import executors_kafka_properties, kafka_properties
+from frazil.spec.references import executor_kafka_properties, resolve_kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRun
 from frazil.stream.plan import PlannerReport
-from frazil.stream.planner import DESCRIBE_S
+from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.progress import ProgressFolder, cluster_period_s
-from frazil.stream.recording import Recording, log_event, record_events
+from frazil.stream.recording import WriterRecorders, log_event, record_events
 from frazil.stream.reporter import Reporter
 from frazil.stream.route import StreamRoute
-from frazil.stream.routed_tables import create_waiting_table
-from frazil.stream.stall import Limits
-from frazil.table.catalogs import catalog_errors, load_catalog
+from frazil.stream.routed_tables import create_missing_table
+from frazil.stream.stall import StallLimits
+from frazil.table.catalogs import load_catalog, translate_catalog_errors
 from frazil.table.lost import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
 
-STALE_LIMIT = 3
+MAX_STALE_EPOCHS = 3
 """Maximum number of epochs in a row that end with StaleBatch. Then the writer ends."""
-START_ATTEMPTS = 10
+MAX_START_ATTEMPTS = 10
 """Maximum number of attempts in a row to start Spark's Python processes on a busy host."""
 MAX_START_WAIT_S = 30.0
 """Maximum wait (s) between two attempts to start Spark's Python processes on a busy host."""
@@ -96,8 +105,8 @@ class Writer:
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
-        events = Events(self.spec.name, log_event, clock_ms=clock.now_ms)
-        fingerprint, limits = self.spec.fingerprint(), Limits.for_stream(self.spec)
+        events = EventDispatcher(self.spec.name, log_event, clock_ms=clock.now_ms)
+        fingerprint, limits = self.spec.fingerprint(), StallLimits.for_stream(self.spec)
         # The engine may already be started. It ends together with this context, whatever the reason.
         heartbeats = self.hosting.heartbeats
         reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
@@ -115,16 +124,21 @@ class Writer:
                 return None
 
     def _run(
-        self, folder: Path, events: Events, reporter: Reporter, recording: Recording, afterwards: ExitStack
+        self,
+        folder: Path,
+        events: EventDispatcher,
+        reporter: Reporter,
+        recording: WriterRecorders,
+        afterwards: ExitStack,
     ) -> Marker | None:
         """Wait for a topic and a slot, open the tables, and run epochs. Returns the last marker; None if stopped
         before.
         """
-        kafka_settings, hosting = kafka_properties(self.spec, os.environ), self.hosting
+        kafka_settings, hosting = resolve_kafka_properties(self.spec, os.environ), self.hosting
         if not self.spec.resources.on_cluster:  # on a cluster, executors have their own environment
             check_secret(self.spec)
         source = (kafka_settings, self.spec.source.reads)
-        with KafkaOffsets(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
+        with KafkaAdmin(*source, stream=self.spec.name, client=hosting.kafka_client) as kafka:
             if not self._wait_for_topics(kafka, events.emit):
                 return None
             starting = PhaseBegan(Phase.STARTING)  # so that a writer in the queue does not look stuck
@@ -138,14 +152,14 @@ class Writer:
                 self.engine.warm_up()
                 if not self.engine.ready(self.stopping.is_set):
                     return None
-                tables, progress = self._open(reporter, events.emit)
+                tables, progress = self._open_tables(reporter, events.emit)
                 recording.start(tables)
             report = reporter.set_planner_report
             parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, afterwards)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
-                return self._epochs(parts)
+                return self._run_epochs(parts)
 
-    def _wait_for_topics(self, kafka: KafkaOffsets, emit: Callable[[StreamEvent], None]) -> bool:
+    def _wait_for_topics(self, kafka: KafkaAdmin, emit: Callable[[StreamEvent], None]) -> bool:
         """Wait until Kafka has a topic of the stream's pattern, unless the table has a marker.
 
         Returns False if the writer is asked to end first. Raises TopicMissing with `until_caught_up`.
@@ -162,12 +176,12 @@ class Writer:
             if self.until_caught_up:
                 raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
             emit(PhaseBegan(Phase.STARTING))
-            again = f"{problem}; the writer checks again every {DESCRIBE_S:.0f} s"
-            emit(OutageMet(again, TopicMissing.exit_code))
-            self.stopping.wait(DESCRIBE_S)
+            again = f"{problem}; the writer checks again every {DESCRIBE_INTERVAL_S:.0f} s"
+            emit(OutageReported(again, TopicMissing.exit_code))
+            self.stopping.wait(DESCRIBE_INTERVAL_S)
         return False
 
-    def _epochs(self, parts: EpochParts) -> Marker | None:
+    def _run_epochs(self, parts: EpochParts) -> Marker | None:
         """Run one epoch after the other until one is not stale. Returns the last marker."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
@@ -177,7 +191,7 @@ class Writer:
                 return epoch.run()
             except StaleBatch as error:
                 stale = 1 if epoch.commits else stale + 1
-                if stale >= STALE_LIMIT:
+                if stale >= MAX_STALE_EPOCHS:
                     raise
                 log.warning("%s: beginning a new epoch", error)
             except OffsetGap as error:
@@ -200,15 +214,17 @@ class Writer:
                 ) from error
             last = epoch.number
 
-    def _open(self, reporter: Reporter, emit: Callable[[StreamEvent], None]) -> tuple[StreamTables, ProgressFolder]:
+    def _open_tables(
+        self, reporter: Reporter, emit: Callable[[StreamEvent], None]
+    ) -> tuple[StreamTables, ProgressFolder]:
         """Open the stream's tables and its folder of progress files. Creates tables that do not exist."""
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
         if self.spec.transform:
-            from frazil.ingest.transform_sql import checked  # DuckDB, only where a transform is declared
+            from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
 
-            checked(self.spec)
+            check_transform(self.spec)
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
@@ -218,7 +234,7 @@ class Writer:
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self.wait_without_slot, emit), report=lambda *failed: emit(OutageMet(*failed))
+                wait=partial(self.wait_without_slot, emit), report=lambda *failed: emit(OutageReported(*failed))
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),
@@ -234,7 +250,9 @@ class Writer:
         """Wait during an outage, and lend this writer's slot to other streams meanwhile. Returns whether the writer
         must end.
         """
-        again = OutageMet("after an outage, the writer waits for its turn among the application's streams to try again")
+        again = OutageReported(
+            "after an outage, the writer waits for its turn among the application's streams to try again"
+        )
         return self.hosting.slots.lend(
             lambda: self.stopping.wait(seconds), cancelled=self.stopping.is_set, on_wait=lambda: emit(again)
         )
@@ -245,7 +263,7 @@ class EpochParts:
     """The objects that the epochs of one process share."""
 
     writer: Writer
-    kafka: KafkaOffsets
+    kafka: KafkaAdmin
     tables: StreamTables
     progress: ProgressFolder
     folder: Path
@@ -281,10 +299,10 @@ class Epoch:
         """Run the epoch, and return the last marker; None if it was stopped before it took over."""
         p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
         slot = p.writer.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
-        with catalog_errors(p.tables.main.catalog_name), slot as admitted:
+        with translate_catalog_errors(p.tables.main.catalog_name), slot as admitted:
             if not admitted:
                 return None
-            runner = self._begin()
+            runner = self._take_over()
         p.afterwards.pop_all()  # of earlier epochs: only attempts of the last batch may still write
         p.afterwards.callback(runner.sweep_stragglers)
         late = 0
@@ -302,7 +320,7 @@ class Epoch:
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
                 late = 1 if loop.commits else late + 1
-                if late >= START_ATTEMPTS:
+                if late >= MAX_START_ATTEMPTS:
                     raise
                 wait_s = min(2.0**late, MAX_START_WAIT_S)
                 log.warning("%s. The writer tries again in %.0f s", error, wait_s)
@@ -314,9 +332,9 @@ class Epoch:
 
     def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._caught_up(runner.marker, stays_unread))
+        return self.stopping.is_set() or (not behind and self._has_caught_up(runner.marker, stays_unread))
 
-    def _begin(self) -> BatchRunner:
+    def _take_over(self) -> BatchRunner:
         """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
@@ -330,7 +348,7 @@ class Epoch:
             following=partial(
                 Followers.load,
                 p.tables,
-                make=partial(create_waiting_table, p.spec, p.tables),
+                make=partial(create_missing_table, p.spec, p.tables),
                 atomic=p.spec.commit.atomic,
             ),
         )
@@ -344,7 +362,7 @@ class Epoch:
         runner = BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
-            kafka_properties=executors_kafka_properties(p.spec, os.environ),
+            kafka_properties=executor_kafka_properties(p.spec, os.environ),
             tables=p.tables,
             committer=committer,
             marker=marker,
@@ -374,20 +392,20 @@ class Epoch:
             check_not_truncated(read, cut, stream=stream)
             return marker
         if cut:
-            tables, seen = self.parts.tables, before_reset(self.parts.tables)
+            tables, seen = self.parts.tables, read_state_before_reset(self.parts.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **cut}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, cut=cut)
             self.number = moved.at.epoch
             check_not_truncated(read, cut, stream=stream)
-        lost = lost_ranges(marker.offsets, available)
+        lost = describe_lost_ranges(marker.offsets, available)
         if not lost:
             return marker
         marker = committer.skip(available, lost=lost)
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
 
-    def _caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
+    def _has_caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
         return self.goal is not None and all(
             marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items()
         )

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from frazil.errors import (
-    NO_RESTART,
+    NO_RESTART_EXIT_CODES,
     AccessDenied,
     AdoptionRequired,
     CircuitOpen,
@@ -38,16 +38,24 @@ from frazil.errors import (
     SchemaIncompatible,
     StorageUnavailable,
     TopicRecreated,
-    subtypes,
+    find_subclasses,
 )
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import ProcessState
 from frazil.host.records import ExitRecord, Launch
-from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
+from frazil.spec.units import format_count
+from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
 from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
-from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable, error_name
-from frazil.timetext import ago
+from frazil.supervise.observed import (
+    DecisionInput,
+    DesiredMode,
+    DesiredState,
+    RemovedDeclaration,
+    UnreadableState,
+    ValidDeclaration,
+    error_name,
+)
+from frazil.timetext import format_elapsed
 
 FIXED_BY_TABLE_CHANGE = frozenset(
     error.exit_code
@@ -65,12 +73,12 @@ FIXED_BY_TABLE_CHANGE = frozenset(
 it.
 """
 
-EXTERNAL_CAUSES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
+EXTERNAL_CAUSE_EXIT_CODES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
 """Exit codes of errors whose cause is outside this host and may be gone: another writer, or missing access rights."""
 
-FROM_KAFKA = frozenset(kind.exit_code for kind in subtypes(KafkaUnavailable))
+KAFKA_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses(KafkaUnavailable))
 """Exit codes of a writer that could not reach Kafka, or whose topic did not exist."""
-RESTARTABLE = frozenset(kind.exit_code for kind in subtypes() if kind.restartable)
+RESTARTABLE_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses() if kind.restartable)
 """Exit codes of a writer that could not reach a service. Such a writer is restarted without limit."""
 
 
@@ -80,7 +88,7 @@ FAILURE_CAUSES = frozenset(
 """Causes of decisions after a writer ended without a request."""
 
 
-def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+def decide(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
     """Return the decision for an observation. The module's docstring lists the rules."""
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
@@ -88,7 +96,7 @@ def decide(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
     return _hold_or_end(observed, now_ms=now_ms, policy=policy) or _decide_ended(observed, now_ms=now_ms, policy=policy)
 
 
-def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision:
+def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
     status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
@@ -103,109 +111,125 @@ def _decide_running(observed: Observed, launch: Launch, *, now_ms: int, policy: 
     )
 
 
-def _decide_hosted(observed: Observed, launch: Launch, status: str, *, now_ms: int, policy: Policy) -> Decision:
+def _decide_hosted(
+    observed: DecisionInput, launch: Launch, status: str, *, now_ms: int, policy: SupervisionPolicy
+) -> Decision:
     """Decide about a writer that a shared application runs."""
     declared, runs = observed.declared, f"the application {launch.application} runs the writer"
-    if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
         return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
     return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
 
 
-def _stop_or_restart(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+def _stop_or_restart(
+    observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy
+) -> Decision | None:
     """Return the decision if a running writer must stop because of its declaration or desired state; otherwise None."""
     declared, desired = observed.declared, observed.desired
-    if isinstance(declared, Removed) and now_ms >= declared.since_ms + policy.removal_grace_ms:
-        reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago"
+    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+        reason = f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago"
         return Decision(WriterAction.STOP, Cause.REMOVED, reason)
-    if isinstance(desired, Desired):
+    if isinstance(desired, DesiredState):
         if desired.mode is DesiredMode.PAUSED:
             return Decision(WriterAction.STOP, Cause.PAUSED, _request_text("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
             return Decision(
                 WriterAction.RESTART, Cause.REQUESTED, _request_text("restart requested", desired, now_ms=now_ms)
             )
-    if isinstance(declared, Declared) and declared.fingerprint != launch.spec_fingerprint:
+    if isinstance(declared, ValidDeclaration) and declared.fingerprint != launch.spec_fingerprint:
         reason = f"the spec changed (the writer has {launch.spec_fingerprint}, the declaration {declared.fingerprint})"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
     return None
 
 
-def _hold_or_end(observed: Observed, *, now_ms: int, policy: Policy) -> Decision | None:
+def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
     """Return the decision if no writer should run; None if one should run."""
     declared, desired = observed.declared, observed.desired
-    if isinstance(declared, Removed):
-        reason = f"the stream's declaration was removed {ago(now_ms - declared.since_ms)} ago, and no writer is running"
+    if isinstance(declared, RemovedDeclaration):
+        reason = (
+            f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago, and no writer "
+            "is running"
+        )
         grace_end_ms = declared.since_ms + policy.removal_grace_ms
         if now_ms < grace_end_ms:
             return Decision(WriterAction.HOLD, Cause.REMOVED, reason, grace_end_ms)
         return Decision(WriterAction.END, Cause.REMOVED, reason)
-    if isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED:
+    if isinstance(desired, DesiredState) and desired.mode is DesiredMode.PAUSED:
         reason = _request_text("paused", desired, now_ms=now_ms) + "; start the writer with `frazil resume`"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
-    if isinstance(declared, Unreadable):
+    if isinstance(declared, UnreadableState):
         reason = f"no writer is running, and none can start until the spec is fixed: {declared.problem}"
-        return _give_up(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
-    if isinstance(desired, Unreadable):
+        return _give_up_or_hold(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
+    if isinstance(desired, UnreadableState):
         reason = f"no writer is running, and none can start while the desired state is unreadable: {desired.problem}"
         return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
 
-def _decide_ended(observed: Observed, *, now_ms: int, policy: Policy) -> Decision:
+def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
     """Decide after a writer has ended, or before the first launch."""
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none was launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"no writer is running; {last}")
-    if (change := _change_since(observed, exit_, now_ms=now_ms)) is not None:
+    if (change := _describe_change_since(observed, exit_, now_ms=now_ms)) is not None:
         return Decision(
             WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"
         )
-    if _was_requested(exit_) and exit_.code not in NO_RESTART:
+    if _was_requested(exit_) and exit_.code not in NO_RESTART_EXIT_CODES:
         reason = f"the writer ended with {_code_text(exit_)} on request ({exit_.stopped_for}), and should run again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
     if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
         return retry
-    if exit_.code in NO_RESTART:
+    if exit_.code in NO_RESTART_EXIT_CODES:
         name = error_name(exit_.code or 0)
         reason = (
-            f"the writer ended {ago(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); a "
+            f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} "
+            f"({name}); a "
             f"restart would fail in the same way: {exit_.error or 'no error message'}"
         )
-        return _give_up(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
+        return _give_up_or_hold(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _restart_or_give_up(observed, exit_, now_ms=now_ms, policy=policy)
 
 
-def _restart_or_give_up(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+def _restart_or_give_up(
+    observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
+) -> Decision:
     """Return the decision after an unrequested end: start now, hold until the backoff ends, or give up."""
     row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
-    crashes = [e for e in row if e.code not in RESTARTABLE]
+    crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
     message = f": {exit_.error}" if exit_.error else ""
     if len(crashes) >= policy.crash_limit:
-        count = counted(len(crashes), "crash")
-        took = ago(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
+        count = format_count(len(crashes), "crash")
+        took = format_elapsed(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
         reason = f"{count} within {took} without a commit, the last with {_code_text(exit_)}{message}"
-        return _give_up(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
-    cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
+        return _give_up_or_hold(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
+    cause = (
+        Cause.UNAVAILABLE if exit_.code in RESTARTABLE_EXIT_CODES else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
+    )
     wait_ms = policy.backoff_ms(len(row))
-    lived = ago(exit_.ended_at_ms - exit_.started_at_ms)
+    lived = format_elapsed(exit_.ended_at_ms - exit_.started_at_ms)
     reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(WriterAction.HOLD, cause, f"{reason}; it restarts {ago(wait_ms)} after its end", due_ms)
+        return Decision(
+            WriterAction.HOLD, cause, f"{reason}; it restarts {format_elapsed(wait_ms)} after its end", due_ms
+        )
     return Decision(WriterAction.START, cause, reason)
 
 
-def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision | None:
+def _retry_external_cause(
+    observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
+) -> Decision | None:
     """Return the decision if the cause of the writer's end is outside this host and may be gone; otherwise None."""
-    if exit_.code not in EXTERNAL_CAUSES:
+    if exit_.code not in EXTERNAL_CAUSE_EXIT_CODES:
         return None
-    if _ended_while_away(observed, exit_, policy=policy):
+    if _has_ended_while_away(observed, exit_, policy=policy):
         reason = (
             f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code or 0)}) "
-            f"{ago(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
-            f"{ago(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
+            f"{format_elapsed(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
+            f"{format_elapsed(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )
         return Decision(WriterAction.START, Cause.RETURNED, reason)
     if exit_.code == AccessDenied.exit_code and _has_committed_before(observed, exit_):
@@ -213,7 +237,7 @@ def _retry_external_cause(observed: Observed, exit_: ExitRecord, *, now_ms: int,
     return None
 
 
-def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) -> bool:
+def _has_ended_while_away(observed: DecisionInput, exit_: ExitRecord, *, policy: SupervisionPolicy) -> bool:
     """Return whether the writer ended while no supervisor was active here, or supervision was away for long
     afterwards.
     """
@@ -226,7 +250,7 @@ def _ended_while_away(observed: Observed, exit_: ExitRecord, *, policy: Policy) 
     return not was_seen or observed.returned_at_ms - observed.away_since_ms > policy.moved_ms
 
 
-def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy: Policy) -> Decision:
+def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
     """Restart the writer after a long backoff. Its credentials once worked, and access rights are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
@@ -236,17 +260,19 @@ def _retry_denied(observed: Observed, exit_: ExitRecord, *, now_ms: int, policy:
         f"same credentials before; last error: {exit_.error or 'none'}"
     )
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(WriterAction.HOLD, Cause.DENIED, f"{reason}; it restarts {ago(wait_ms)} after its end", due_ms)
+        return Decision(
+            WriterAction.HOLD, Cause.DENIED, f"{reason}; it restarts {format_elapsed(wait_ms)} after its end", due_ms
+        )
     return Decision(WriterAction.START, Cause.DENIED, reason)
 
 
-def _has_committed_before(observed: Observed, exit_: ExitRecord) -> bool:
+def _has_committed_before(observed: DecisionInput, exit_: ExitRecord) -> bool:
     """Return whether an earlier launch with the same declaration committed."""
-    same = _same_declaration_as(exit_)
+    same = _has_same_declaration(exit_)
     return any(e.committed and same(e) for e in observed.exits)
 
 
-def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
+def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
     """Return a predicate for exits of launches with the same declaration and desired state as the last one."""
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
@@ -258,7 +284,7 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
     also ends before an exit that is more than `window_ms` older than the last one.
     """
     last = exits[-1]
-    same = _same_declaration_as(last)
+    same = _has_same_declaration(last)
 
     def belongs(exit_: ExitRecord) -> bool:
         return (
@@ -271,7 +297,9 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
     return list(takewhile(belongs, reversed(exits)))
 
 
-def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, policy: Policy) -> list[ExitRecord]:
+def consecutive_crashes(
+    observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
+) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
 
     Returns an empty list if the running writer has committed, or if the service that failed responds again. The same
@@ -285,14 +313,14 @@ def consecutive_crashes(observed: Observed, decision: Decision, *, now_ms: int, 
     row = exits_without_commit(exits, window_ms=policy.crash_window_ms)
     if not observed.process.is_alive or launch is None or heartbeat is None:
         return row
-    if _answers_again(row, heartbeat):
+    if _has_service_recovered(row, heartbeat):
         return []
     longest_ms = max((end.ended_at_ms - end.started_at_ms for end in row), default=0)
     outlived = heartbeat.lag == 0 and now_ms - launch.launched_at_ms > longest_ms
     return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
 
 
-def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
+def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """Return whether the service that made these writers end responds again: Kafka or, without lag, the catalog.
 
     A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
@@ -302,20 +330,20 @@ def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     if heartbeat.stall or heartbeat.outage or heartbeat.error:
         return False
     codes = {end.code for end in row}
-    return codes <= FROM_KAFKA or (
-        codes <= FROM_KAFKA | {CommitUnavailable.exit_code, StorageUnavailable.exit_code} and heartbeat.lag == 0
+    return codes <= KAFKA_EXIT_CODES or (
+        codes <= KAFKA_EXIT_CODES | {CommitUnavailable.exit_code, StorageUnavailable.exit_code} and heartbeat.lag == 0
     )
 
 
-def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:
+def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
     """Return a description of a user's change after this exit, which may have fixed the cause; None without a
     change.
     """
     declared, desired, given_up = observed.declared, observed.desired, observed.notes.given_up
-    if isinstance(desired, Desired) and desired.generation > exit_.generation:
+    if isinstance(desired, DesiredState) and desired.generation > exit_.generation:
         is_restart = desired.restart_generation == desired.generation
         return _request_text("restart requested" if is_restart else "resumed", desired, now_ms=now_ms)
-    if isinstance(declared, Declared) and declared.fingerprint != exit_.spec_fingerprint:
+    if isinstance(declared, ValidDeclaration) and declared.fingerprint != exit_.spec_fingerprint:
         return f"the spec changed (from {exit_.spec_fingerprint} to {declared.fingerprint})"
     if observed.notes.cleared == exit_.launch_id:
         return "a user requested a fresh start"
@@ -330,7 +358,7 @@ def _was_requested(exit_: ExitRecord) -> bool:
     return exit_.stopped_for is not None and exit_.stopped_for not in {Cause.HUNG, Cause.SILENT}
 
 
-def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> Decision:
+def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subject: str) -> Decision:
     """Return a decision to give up or, if the supervisor already gave up on this subject, to hold."""
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
@@ -340,10 +368,10 @@ def _give_up(observed: Observed, cause: Cause, reason: str, *, subject: str) -> 
     )
 
 
-def _request_text(what: str, desired: Desired, *, now_ms: int) -> str:
+def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
     """Return who requested a change, when and why."""
     why = f": {desired.reason}" if desired.reason else ""
-    return f"{what} by {desired.by or 'an unknown user'} {ago(now_ms - desired.at_ms)} ago{why}"
+    return f"{what} by {desired.by or 'an unknown user'} {format_elapsed(now_ms - desired.at_ms)} ago{why}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:

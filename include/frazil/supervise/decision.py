@@ -95,7 +95,7 @@ brokers.
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SupervisionPolicy:
     """The limits and backoffs that a supervisor applies."""
 
     advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
@@ -138,7 +138,7 @@ class Policy:
         return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
 
     @classmethod
-    def for_stream(cls, spec: StreamSpec) -> Policy:
+    def for_stream(cls, spec: StreamSpec) -> SupervisionPolicy:
         """Return the policy for a stream. While waiting, its writer may pause for its longest commit interval."""
         interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
         waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms

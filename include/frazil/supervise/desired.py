@@ -18,7 +18,7 @@ from frazil import clock
 from frazil.errors import DesiredMoved, SpecError
 from frazil.home import run_folder
 from frazil.spec.model import StreamSpec
-from frazil.supervise.observed import Desired, DesiredMode
+from frazil.supervise.observed import DesiredMode, DesiredState
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.local_storage import LocalStore
 from frazil.table.object_store import ObjectStore
@@ -27,7 +27,7 @@ from frazil.table.tables import load_stream_table, state_location
 
 DESIRED_FILE = "desired.json"
 """The file with the current state."""
-AFTER_FOLDER = "desired-after"
+CHAIN_FOLDER = "desired-after"
 """The folder with the chain of states."""
 MAX_ATTEMPTS = 20
 """Maximum number of attempts to write the state while other users also write it."""
@@ -49,11 +49,11 @@ class DesiredStore:
         """Whether the state is stored with the table, and therefore applies on every host."""
         return len(self._folders) > 1
 
-    def read(self) -> Desired:
+    def read(self) -> DesiredState:
         """Return the newest state. Raises AccessDenied, and SpecError for a malformed object."""
         return _newest_state(folder.read() for folder in self._folders)
 
-    def pause(self, *, by: str, reason: str, after: int | None = None) -> Desired:
+    def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
         """Stop the writer after its current batch, and keep it stopped. Returns the new state.
 
         `after` is the generation that the user saw. Raises DesiredMoved if it has changed since. The same applies to
@@ -61,15 +61,17 @@ class DesiredStore:
         """
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
-    def resume(self, *, by: str, reason: str, after: int | None = None) -> Desired:
+    def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
         """Let the writer run, even if the supervisor gave up on it. Returns the new state."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after)
 
-    def restart(self, *, by: str, reason: str, after: int | None = None) -> Desired:
+    def restart(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
         """Replace a running writer after its current batch. Without a running writer, works like `resume`."""
         return self._set(DesiredMode.RUNNING, by=by, reason=reason, after=after, restart=True)
 
-    def _set(self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False) -> Desired:
+    def _set(
+        self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False
+    ) -> DesiredState:
         """Write a new state that follows the newest one. Raises DesiredMoved if others keep changing it."""
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -77,7 +79,7 @@ class DesiredStore:
                 before = _newest_state([own, *others])
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
-                before, own = Desired(generation=clock.now_ms()), None
+                before, own = DesiredState(generation=clock.now_ms()), None
                 self._folders[0].clear()
             if after is not None and before.generation != after:
                 break
@@ -91,11 +93,13 @@ class DesiredStore:
             "try again"
         )
 
-    def _next_state(self, before: Desired, mode: DesiredMode, *, by: str, reason: str, restart: bool) -> Desired:
+    def _next_state(
+        self, before: DesiredState, mode: DesiredMode, *, by: str, reason: str, restart: bool
+    ) -> DesiredState:
         now_ms = clock.now_ms()
         # A lost table may have had any number of generations.
         generation = 1 + (before.generation if self.is_with_table else max(before.generation, now_ms))
-        return Desired(
+        return DesiredState(
             mode=mode,
             generation=generation,
             restart_generation=generation if restart else before.restart_generation,
@@ -114,9 +118,9 @@ class _DesiredStateFolder:
     """
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
-        self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{AFTER_FOLDER}"
+        self._store, self._path, self._after = store, f"{folder}/{DESIRED_FILE}", f"{folder}/{CHAIN_FOLDER}"
 
-    def read(self) -> Desired | None:
+    def read(self) -> DesiredState | None:
         """Return the newest state; None if none was written yet. Raises SpecError for a malformed object."""
         found = self._read_object(self._path)
         while (newer := self._read_object(self._path_after(found))) is not None:
@@ -128,7 +132,7 @@ class _DesiredStateFolder:
             found = newer
         return found
 
-    def put(self, desired: Desired, *, after: Desired | None) -> bool:
+    def put(self, desired: DesiredState, *, after: DesiredState | None) -> bool:
         """Append a state after the state `after`. Returns False if another state already follows that one."""
         path, data = self._path_after(after), json.dumps(dataclasses.asdict(desired)).encode()
         if not self._store.put_if_absent(path, data) and self._store.get(path) != data:
@@ -140,29 +144,29 @@ class _DesiredStateFolder:
         """Delete all states."""
         self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
 
-    def _path_after(self, desired: Desired | None) -> str:
+    def _path_after(self, desired: DesiredState | None) -> str:
         """Return the path of the object in the chain that follows this state."""
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
-    def _read_object(self, path: str) -> Desired | None:
+    def _read_object(self, path: str) -> DesiredState | None:
         raw = self._store.get(path)
         if raw is None:
             return None
         try:
             value = json.loads(raw)
-            return Desired(**{**value, "mode": DesiredMode(value["mode"])})
+            return DesiredState(**{**value, "mode": DesiredMode(value["mode"])})
         except (ValueError, TypeError, KeyError) as error:
             raise SpecError(
                 f"{path} is not a valid desired state ({error}); overwrite it with `frazil pause` or `frazil resume`"
             ) from error
 
 
-def _newest_state(found: Iterable[Desired | None]) -> Desired:
+def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
     """Return the newest of the states; the default state if there are none."""
-    return reduce(_newest, (one for one in found if one is not None), Desired())
+    return reduce(_later_state, (one for one in found if one is not None), DesiredState())
 
 
-def _newest(one: Desired, other: Desired) -> Desired:
+def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
     """Return the state that was written last.
 
     If its generation is not the highest, because its user did not see the other state, it is raised above the other's.
@@ -178,7 +182,7 @@ def _newest(one: Desired, other: Desired) -> Desired:
     )
 
 
-def open_desired(spec: StreamSpec) -> DesiredStore:
+def open_desired_store(spec: StreamSpec) -> DesiredStore:
     """Open the store of a stream's desired state. Raises the catalog's errors."""
     return DesiredStore(spec.name, load_stream_table(spec))
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation
 from frazil.host.records import Launch, StopRequest
-from frazil.spec.units import counted
-from frazil.supervise.decision import Cause, Decision, Policy, WriterAction
-from frazil.supervise.observed import Observed
-from frazil.timetext import ago
+from frazil.spec.units import format_count
+from frazil.supervise.decision import Cause, Decision, SupervisionPolicy, WriterAction
+from frazil.supervise.observed import DecisionInput
+from frazil.timetext import format_elapsed
 
-STALE_AFTER_MS = 10_000
+MAX_FRESH_AGE_MS = 10_000
 """Maximum age (ms) of a fresh heartbeat: ten missed heartbeats."""
 
 
-def fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
+def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     """Return the heartbeat of a running writer; None if it is stale or the writer has ended."""
     heartbeat = writer.heartbeat
-    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= STALE_AFTER_MS
+    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= MAX_FRESH_AGE_MS
     return heartbeat if fresh and writer.process.is_alive else None
 
 
@@ -29,7 +29,7 @@ def has_committed(writer: Observation) -> bool:
     )
 
 
-def known_lag(heartbeat: Heartbeat) -> int | None:
+def get_known_lag(heartbeat: Heartbeat) -> int | None:
     """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because the lag may be outdated."""
     stall = heartbeat.stall
     kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
@@ -48,23 +48,24 @@ def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
 
 def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: int) -> str:
     """Return a sentence about the writer's phase, batch, lag and last commit."""
-    since = ago(now_ms - launch.launched_at_ms)
+    since = format_elapsed(now_ms - launch.launched_at_ms)
     if heartbeat is None:
-        return f"{_pid(launch)} was launched {since} ago and has sent no heartbeat yet"
-    lag_records = known_lag(heartbeat)
-    lag = "unknown" if lag_records is None else counted(lag_records, "record")
+        return f"{_describe_process(launch)} was launched {since} ago and has sent no heartbeat yet"
+    lag_records = get_known_lag(heartbeat)
+    lag = "unknown" if lag_records is None else format_count(lag_records, "record")
     commit = heartbeat.last_commit_at_ms
-    committed = f"{ago(now_ms - commit)} ago" if commit else "none yet"
-    so_far = f" ({counted(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
+    committed = f"{format_elapsed(now_ms - commit)} ago" if commit else "none yet"
+    so_far = f" ({format_count(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
     if heartbeat.merged_rows:
-        so_far = f" ({counted(heartbeat.merged_rows, 'row')} read for its merge)"
+        so_far = f" ({format_count(heartbeat.merged_rows, 'row')} read for its merge)"
     return (
-        f"{_pid(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}, "
+        f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch "
+        f"{heartbeat.batch}{so_far}, "
         f"lag {lag}, last commit {committed}"
     )
 
 
-def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Policy) -> Decision | None:
+def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
     """Return the decision to restart a writer that is hung: too long without progress or heartbeat. Otherwise None.
 
     A writer with a backlog is not hung if it makes progress, and neither is one without records to read.
@@ -73,11 +74,12 @@ def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Poli
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
         if heartbeat_age_ms > policy.heartbeat_limit_ms:
-            limit = ago(policy.heartbeat_limit_ms)
+            limit = format_elapsed(policy.heartbeat_limit_ms)
             return Decision(
                 WriterAction.RESTART,
                 Cause.SILENT,
-                f"{_pid(launch)} runs, but has sent no heartbeat for {ago(heartbeat_age_ms)} (limit {limit})",
+                f"{_describe_process(launch)} runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} "
+                f"(limit {limit})",
             )
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
@@ -86,11 +88,16 @@ def decide_hung(observed: Observed, launch: Launch, *, now_ms: int, policy: Poli
     limit_ms = policy.advance_limits_ms[phase]
     if idle_ms <= limit_ms:
         return None
-    reason = f"{_pid(launch)} made no progress for {ago(idle_ms)} while {phase} (limit {ago(limit_ms)})"
+    reason = (
+        f"{_describe_process(launch)} made no progress for {format_elapsed(idle_ms)} while {phase} (limit "
+        f"{format_elapsed(limit_ms)})"
+    )
     return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
-def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, now_ms: int, policy: Policy) -> Decision:
+def decide_stopping(
+    observed: DecisionInput, launch: Launch, stop: StopRequest, *, now_ms: int, policy: SupervisionPolicy
+) -> Decision:
     """Decide about a writer that was asked to stop: keep it while its batch makes progress, otherwise kill it."""
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
@@ -100,18 +107,19 @@ def decide_stopping(observed: Observed, launch: Launch, stop: StopRequest, *, no
     floor_ms = max(stop.requested_at_ms, observed.watched_since_ms)
     idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     heartbeat_age_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
-    since = ago(now_ms - stop.requested_at_ms)
+    since = format_elapsed(now_ms - stop.requested_at_ms)
     if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
         return Decision(
             WriterAction.KILL,
             Cause.STOPPING,
-            f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
-            f"{ago(max(idle_ms, heartbeat_age_ms))} while {phase} (limit {ago(limit_ms)})",
+            f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
+            f"{format_elapsed(max(idle_ms, heartbeat_age_ms))} while {phase} (limit {format_elapsed(limit_ms)})",
         )
     return Decision(
         WriterAction.KEEP,
         Cause.STOPPING,
-        f"{_pid(launch)} was asked to stop {since} ago ({stop.reason}); its current batch ({phase}) may still commit",
+        f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}); its current batch ({phase}) may "
+        "still commit",
     )
 
 
@@ -124,6 +132,6 @@ def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
     return max(launch.launched_at_ms, heartbeat.advanced_at_ms if heartbeat else 0)
 
 
-def _pid(launch: Launch) -> str:
+def _describe_process(launch: Launch) -> str:
     process = launch.writer or launch.parent
     return f"pid {process.pid}" if process else "the writer"

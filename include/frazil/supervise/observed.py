@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from frazil.errors import subtypes
+from frazil.errors import find_subclasses
 from frazil.host.heartbeat import Heartbeat, Stall
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.records import ExitRecord, Launch, Notes, StopRequest
+from frazil.host.records import ExitRecord, Launch, StopRequest, SupervisorNotes
 
 
 class DesiredMode(StrEnum):
@@ -19,7 +19,7 @@ class DesiredMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class DesiredState:
     """The desired state of a stream, and who set it."""
 
     mode: DesiredMode = DesiredMode.RUNNING
@@ -33,34 +33,34 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableState:
     """A declaration or desired state that cannot be read. This never stops a running writer."""
 
     problem: str
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class RemovedDeclaration:
     """The state of a stream that no file has declared since `since_ms`."""
 
     since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Declared:
+class ValidDeclaration:
     """A valid declaration, identified by its fingerprint."""
 
     fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class DecisionInput:
     """The facts on which a decision about a writer is based."""
 
     writer: Observation
-    declared: Declared | Unreadable | Removed
-    desired: Desired | Unreadable
-    notes: Notes = field(default_factory=Notes)
+    declared: ValidDeclaration | UnreadableState | RemovedDeclaration
+    desired: DesiredState | UnreadableState
+    notes: SupervisorNotes = field(default_factory=SupervisorNotes)
     table_fingerprint: str | None = None
     """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`); None if it was not read."""
     watched_since_ms: int = 0
@@ -107,5 +107,5 @@ class Observed:
 
 def error_name(code: int) -> str:
     """Return the name of the error class with this exit code; empty if there is none."""
-    names = [cls.__name__ for cls in subtypes() if vars(cls).get("exit_code") == code and code > 1]
+    names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

@@ -14,24 +14,24 @@ from typing import Protocol
 from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
-from frazil.host.environment import writer_environment
+from frazil.host.environment import build_writer_environment
 from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
-from frazil.lineage.facts import PARENT
-from frazil.spec.application import Application, shared_applications
-from frazil.spec.folder_index import FOLDERS
-from frazil.spec.last_valid import EMPTY_MS, STREAMS, find_declared, recall
-from frazil.spec.load import find_stream, load_stream, stream_files
+from frazil.lineage.facts import PARENT_VARIABLE
+from frazil.spec.application import Application, group_applications
+from frazil.spec.folder_index import FOLDER_INDEX
+from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration
+from frazil.spec.load import find_stream, list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import connections as declared_connections
-from frazil.spec.references import environment_names
+from frazil.spec.references import find_connections as declared_connections
+from frazil.spec.references import find_environment_names
 from frazil.spec.yaml_file import read_mapping
-from frazil.supervise.decision import Policy
-from frazil.supervise.desired import DesiredStore, open_desired, table_fingerprint
-from frazil.supervise.observed import Declared, Desired, DesiredMode, Removed, Unreadable
+from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.desired import DesiredStore, open_desired_store, table_fingerprint
+from frazil.supervise.observed import DesiredMode, DesiredState, RemovedDeclaration, UnreadableState, ValidDeclaration
 from frazil.table.tables import load_stream_table
 
-Connections = Callable[[frozenset[str]], Mapping[str, str]]
+FetchConnections = Callable[[frozenset[str]], Mapping[str, str]]
 """A function that returns Airflow connections, as JSON or URI, by their ids. A call may block."""
 
 
@@ -59,12 +59,12 @@ class Program:
         `variables` are the environment variables that the declarations reference.
         """
         python = sys.executable
-        environment = writer_environment(
+        environment = build_writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
         )
         return LaunchRequest(
             command=(python, str(self.main), self.name, "--streams", str(self.streams)),
-            environment=environment if self.parent is None else {PARENT: self.parent, **environment},
+            environment=environment if self.parent is None else {PARENT_VARIABLE: self.parent, **environment},
             spec_fingerprint=fingerprint,
             generation=generation,
             streams=streams,
@@ -74,7 +74,7 @@ class Program:
 class WriterProgram(Program):
     """The program that writes the stream `name`."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         """Return this program as one that a supervisor can supervise."""
         return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
 
@@ -82,12 +82,12 @@ class WriterProgram(Program):
 class ApplicationProgram(Program):
     """The program that runs the shared application `name`."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised:
+    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         """Return this program as one that a supervisor can supervise."""
         return SupervisedApplication(self, clock=clock)
 
 
-class Supervised(ABC):
+class SupervisedProgram(ABC):
     """A program under supervision: a stream's writer, or a shared application."""
 
     def __init__(self, program: Program, *, clock: Callable[[], int]) -> None:
@@ -106,14 +106,14 @@ class Supervised(ABC):
         return open_launcher(self.name)
 
     @abstractmethod
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         """Read the current declaration."""
 
-    def policy(self) -> Policy:
-        return Policy()
+    def policy(self) -> SupervisionPolicy:
+        return SupervisionPolicy()
 
     @abstractmethod
-    def desired(self) -> Desired | Unreadable:
+    def desired(self) -> DesiredState | UnreadableState:
         """Read the desired state. Never raises an error."""
 
     def table_fingerprint(self) -> str | None:
@@ -123,7 +123,7 @@ class Supervised(ABC):
         return None
 
     @abstractmethod
-    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         """Build the request to launch the writer. Raises SpecError."""
 
     def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
@@ -144,42 +144,42 @@ class Supervised(ABC):
         """End a pause that the same user `by` requested; any other pause remains. Raises the catalog's errors."""
 
 
-class SupervisedStream(Supervised):
+class SupervisedStream(SupervisedProgram):
     """A stream's writer under supervision."""
 
     def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration
         self._removed_since_ms: int | None = None
-        self._table = TableState(clock=clock)
+        self._table = TableReader(clock=clock)
 
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         """Read the declaration.
 
         A stream that belongs to a shared application counts as removed, because the application supervises it.
         """
         declared, spec = self._declaration.read(), self._declaration.spec
-        if spec is None or spec.application is None or isinstance(declared, Removed):
+        if spec is None or spec.application is None or isinstance(declared, RemovedDeclaration):
             self._removed_since_ms = None
             return declared
         self._removed_since_ms = self._removed_since_ms or self._clock()
-        return Removed(self._removed_since_ms)
+        return RemovedDeclaration(self._removed_since_ms)
 
-    def policy(self) -> Policy:
-        return Policy.for_stream(self._declaration.spec) if self._declaration.spec else Policy()
+    def policy(self) -> SupervisionPolicy:
+        return SupervisionPolicy.for_stream(self._declaration.spec) if self._declaration.spec else SupervisionPolicy()
 
-    def desired(self) -> Desired | Unreadable:
+    def desired(self) -> DesiredState | UnreadableState:
         return self._table.desired(self._declaration.spec)
 
     def table_fingerprint(self) -> str | None:
         spec = self._declaration.spec
         return None if spec is None else self._table.fingerprint(spec)
 
-    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         spec = self._valid_spec()
         return self._program.request(
             connections(declared_connections(spec)),
-            variables=environment_names(spec),
+            variables=find_environment_names(spec),
             fingerprint=spec.fingerprint(),
             generation=generation,
             streams=(self.name,),
@@ -211,7 +211,7 @@ class SupervisedStream(Supervised):
         return self._declaration.spec
 
 
-class SupervisedApplication(Supervised):
+class SupervisedApplication(SupervisedProgram):
     """A shared application under supervision. The application itself supervises its streams' writers.
 
     Its pause is stored on this host.
@@ -222,29 +222,29 @@ class SupervisedApplication(Supervised):
         self._application: Application | None = None
         self._missing_since_ms: int | None = None
 
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         """Read the declarations of all streams, and return that of the application."""
         now_ms = self._clock()
         found = find_declared(self._program.streams, STREAMS, now_ms=now_ms)
         specs = [one.spec for one in found if one.spec is not None and not one.removed]
         if any(spec.name == self.name for spec in specs):  # they would share a run folder, and end each other
-            return Unreadable(f"a stream and an application are both named {self.name!r}; rename one of them")
-        application = shared_applications(specs).get(self.name)
+            return UnreadableState(f"a stream and an application are both named {self.name!r}; rename one of them")
+        application = group_applications(specs).get(self.name)
         if application is not None:
             self._application, self._missing_since_ms = application, None
-            return Declared(application.fingerprint())
+            return ValidDeclaration(application.fingerprint())
         if problems := [one.problem for one in found if one.spec is None and one.problem]:
-            return Unreadable("\n".join(problems))  # a file that was never valid might declare it
+            return UnreadableState("\n".join(problems))  # a file that was never valid might declare it
         self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
-        return Removed(self._missing_since_ms)
+        return RemovedDeclaration(self._missing_since_ms)
 
-    def desired(self) -> Desired | Unreadable:
+    def desired(self) -> DesiredState | UnreadableState:
         try:
             return self._store.read()
         except (FrazilError, OSError) as error:
-            return Unreadable(f"{type(error).__name__}: {error}")
+            return UnreadableState(f"{type(error).__name__}: {error}")
 
-    def request(self, *, generation: int, connections: Connections) -> LaunchRequest:
+    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         if (application := self._application) is None:
             raise SpecError(f"no stream in {self._program.streams} belongs to the application {self.name!r}")
         return self._program.request(
@@ -267,22 +267,22 @@ class SupervisedApplication(Supervised):
         return DesiredStore(self.name, None)
 
 
-def _undo_pause(store: DesiredStore, observed: Desired | Unreadable, *, by: str, reason: str) -> None:
+def _undo_pause(store: DesiredStore, observed: DesiredState | UnreadableState, *, by: str, reason: str) -> None:
     """End the observed pause if the same user `by` requested it, and if it is still the current state."""
-    if isinstance(observed, Desired) and _is_paused(observed) and observed.by == by:
+    if isinstance(observed, DesiredState) and _is_paused(observed) and observed.by == by:
         with suppress(DesiredMoved):
             store.resume(by=by, reason=reason, after=observed.generation)
 
 
-def _is_paused(desired: Desired | Unreadable) -> bool:
-    return isinstance(desired, Desired) and desired.mode is DesiredMode.PAUSED
+def _is_paused(desired: DesiredState | UnreadableState) -> bool:
+    return isinstance(desired, DesiredState) and desired.mode is DesiredMode.PAUSED
 
 
-RELOAD_AFTER_MS = 10_000
+RELOAD_INTERVAL_MS = 10_000
 """Milliseconds between two attempts to load a table that does not exist or cannot be read."""
 
 
-class TableState:
+class TableReader:
     """Reads a stream's desired state and table fingerprint. Errors are returned as UnreadableState, and later calls try
     again.
     """
@@ -294,27 +294,29 @@ class TableState:
         self._reload_at_ms = 0
         self._fingerprint: tuple[int, str | None] = (0, None)
 
-    def desired(self, spec: StreamSpec | None) -> Desired | Unreadable:
+    def desired(self, spec: StreamSpec | None) -> DesiredState | UnreadableState:
         """Return the desired state. Never raises an error."""
         if spec is None:
-            return Unreadable("the stream's table is unknown, because the stream has no valid spec")
+            return UnreadableState("the stream's table is unknown, because the stream has no valid spec")
         try:
             store = self._open(spec)
             return (
-                store.read() if store else Unreadable(self._problem or "the table is not loaded yet; frazil will retry")
+                store.read()
+                if store
+                else UnreadableState(self._problem or "the table is not loaded yet; frazil will retry")
             )
         except FrazilError as error:
-            return Unreadable(f"{type(error).__name__}: {error}")
+            return UnreadableState(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise
             self._store = None
-            return Unreadable(f"{type(error).__name__}: {error}")
+            return UnreadableState(f"{type(error).__name__}: {error}")
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
         """Return the fingerprint of the stream's table; None if the table is missing or cannot be read. Cached for a
         while.
         """
         read_at_ms, known = self._fingerprint
-        if self._clock() - read_at_ms < RELOAD_AFTER_MS:
+        if self._clock() - read_at_ms < RELOAD_INTERVAL_MS:
             return known
         try:
             table = load_stream_table(spec)
@@ -325,9 +327,9 @@ class TableState:
         return known
 
     def store(self, spec: StreamSpec) -> DesiredStore:
-        """Return the store in which a user's pause is written. Raises as `open_desired` does."""
+        """Return the store in which a user's pause is written. Raises as `open_desired_store` does."""
         if self._store is None or not self._store.is_with_table:
-            self._store = open_desired(spec)
+            self._store = open_desired_store(spec)
         return self._store
 
     def forget(self) -> None:
@@ -337,10 +339,10 @@ class TableState:
     def _open(self, spec: StreamSpec) -> DesiredStore | None:
         """Return the store of the desired state; None if it cannot be opened now."""
         if (self._store is None or not self._store.is_with_table) and self._clock() >= self._reload_at_ms:
-            self._reload_at_ms = self._clock() + RELOAD_AFTER_MS
+            self._reload_at_ms = self._clock() + RELOAD_INTERVAL_MS
             self._problem = None
             try:
-                self._store = open_desired(spec)
+                self._store = open_desired_store(spec)
             except Exception as error:  # as in `desired`; kept until the next load
                 self._store = None
                 self._problem = f"{type(error).__name__}: {error}"
@@ -354,7 +356,7 @@ class DeclarationReader(Protocol):
     def spec(self) -> StreamSpec | None:
         """The last valid declaration; None if none was read yet."""
 
-    def read(self) -> Declared | Unreadable | Removed: ...
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration: ...
 
 
 class Declaration:
@@ -366,29 +368,29 @@ class Declaration:
         self._stream, self._folder, self._clock = stream, folder, clock
         self._missing_since_ms: int | None = None
 
-    def read(self) -> Declared | Unreadable | Removed:
+    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         """Read the current declaration. A stream does not count as removed while the folder or a file is unreadable."""
         if (known := self._read_own_file()) is not None:
             self.spec, self._missing_since_ms = known, None
-            return Declared(known.fingerprint())
+            return ValidDeclaration(known.fingerprint())
         try:
             os.listdir(self._folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         except OSError as error:
-            return Unreadable(f"cannot read {self._folder}: {error.strerror}")
+            return UnreadableState(f"cannot read {self._folder}: {error.strerror}")
         try:
             self.spec = find_stream(self._folder, self._stream)
         except SpecError as error:
-            self.spec = self.spec or recall(self._folder, self._stream, STREAMS)
+            self.spec = self.spec or recall_declaration(self._folder, self._stream, STREAMS)
             if not self._is_missing():
-                return Unreadable(str(error))
+                return UnreadableState(str(error))
             now_ms = self._clock()
             self._missing_since_ms = min(self._missing_since_ms or now_ms, now_ms)
-            if not stream_files(self._folder) and now_ms - self._missing_since_ms < EMPTY_MS:
-                removed = f"its streams count as removed after {EMPTY_MS // 1000} s"
-                return Unreadable(f"{self._folder} is empty (an unmounted volume?); {removed}")
-            return Removed(self._missing_since_ms)
+            if not list_stream_files(self._folder) and now_ms - self._missing_since_ms < MAX_FOLDER_ABSENCE_MS:
+                removed = f"its streams count as removed after {MAX_FOLDER_ABSENCE_MS // 1000} s"
+                return UnreadableState(f"{self._folder} is empty (an unmounted volume?); {removed}")
+            return RemovedDeclaration(self._missing_since_ms)
         self._missing_since_ms = None
-        return Declared(self.spec.fingerprint())
+        return ValidDeclaration(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
         """Read the stream's own file. Returns None unless it is valid and the only file that declares the stream.
@@ -396,7 +398,7 @@ class Declaration:
         After None, the caller reads the whole folder to find the cause. A new second declaration is detected when the
         folder is next listed.
         """
-        path = FOLDERS.only_file(self._folder, self._stream)
+        path = FOLDER_INDEX.find_file(self._folder, self._stream)
         try:
             spec = load_stream(path) if path is not None else None
         except SpecError:
@@ -406,6 +408,6 @@ class Declaration:
     def _is_missing(self) -> bool:
         """Return whether no file declares the stream. False while an unreadable file may declare it."""
         try:
-            return all(read_mapping(path).get("name") != self._stream for path in stream_files(self._folder))
+            return all(read_mapping(path).get("name") != self._stream for path in list_stream_files(self._folder))
         except SpecError:
             return False

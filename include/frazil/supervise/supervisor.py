@@ -16,34 +16,41 @@ from typing import Any, Protocol
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.history.supervision import Supervision
+from frazil.history.supervision import SupervisionRecorder
 from frazil.host.launcher import Launcher, LogPosition
-from frazil.host.records import Launch, StopRequest, read_notes, read_watch, write_notes, write_watch
+from frazil.host.records import (
+    Launch,
+    StopRequest,
+    read_notes,
+    read_supervision_times,
+    write_notes,
+    write_supervision_times,
+)
 from frazil.supervise.decide import FIXED_BY_TABLE_CHANGE, decide
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import Desired, Observed, Unreadable
-from frazil.supervise.supervised import Connections, Supervised
+from frazil.supervise.observed import DecisionInput, DesiredState, UnreadableState
+from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 
 log = logging.getLogger(__name__)
 
-GAP_MS = 30_000
+MIN_GAP_MS = 30_000
 """Time (ms) between two steps after which missing heartbeats are ignored: this process or the machine was suspended."""
 WATCH_INTERVAL_MS = 10_000
-"""Interval (ms) at which this supervisor records that it is active; well below `GAP_MS`."""
-LOG_LIMIT_BYTES = 64 * 1024
+"""Interval (ms) at which this supervisor records that it is active; well below `MAX_SAMPLE_GAP_MS`."""
+MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the writer's log that one step reads."""
-FIRST_READ_BYTES = 4 * 1024
+MAX_FIRST_READ_BYTES = 4 * 1024
 """Number of bytes of a running writer's log that a new supervisor reads first. Its predecessor has reported the
 rest.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SupervisionStep:
     """The decision of one step, and its outcome."""
 
     decision: Decision
-    observed: Observed
+    observed: DecisionInput
     problem: str | None
     """The error of the action; None if it succeeded. The next step observes and decides again."""
     writer_log: tuple[str, ...]
@@ -54,7 +61,7 @@ class Step:
 class Program(Protocol):
     """What a supervisor needs of a program."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> Supervised: ...
+    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
 
 
 class Supervisor:
@@ -64,7 +71,7 @@ class Supervisor:
         self,
         program: Program,
         *,
-        connections: Connections = lambda _ids: {},
+        connections: FetchConnections = lambda _ids: {},
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
@@ -72,25 +79,25 @@ class Supervisor:
         self._folder = self._program.folder
         self._launcher = launcher or self._program.launcher()
         self._clock = clock
-        self._supervision = Supervision(self._program.history)
+        self._supervision = SupervisionRecorder(self._program.history)
         self._last_step_ms, self._watched_since_ms = 0, 0
-        self._watch, self._watch_written_ms = read_watch(self._folder), 0
+        self._watch, self._watch_written_ms = read_supervision_times(self._folder), 0
         self._log_position: LogPosition | None = None
         # A step that Airflow cancelled continues in its thread while another begins.
         self._step_lock = threading.Lock()
 
-    def step(self) -> Step:
+    def step(self) -> SupervisionStep:
         """Observe, decide and act once. Blocks for up to about a second.
 
-        Expected errors are returned as `Step.problem`.
+        Expected errors are returned as `SupervisionStep.problem`.
         """
         return self._step(act=True)
 
-    def preview(self) -> Step:
+    def preview(self) -> SupervisionStep:
         """Observe and decide without acting."""
         return self._step(act=False)
 
-    def pause_for_user(self, *, by: str, reason: str) -> Step:
+    def pause_for_user(self, *, by: str, reason: str) -> SupervisionStep:
         """Pause the program and stop the writer, even if the pause cannot be stored. Raises the catalog's errors."""
         try:
             self._program.pause(by=by, reason=reason)
@@ -98,7 +105,7 @@ class Supervisor:
             self.stop(f"{by}: {reason}")
         return self.step()
 
-    def clear_for_user(self, *, by: str, reason: str) -> Step:
+    def clear_for_user(self, *, by: str, reason: str) -> SupervisionStep:
         """Restart a running writer for a user, or let the supervisor retry after it gave up.
 
         Ends a pause that the same user `by` requested, but no other pause. The next supervisor, perhaps on another
@@ -118,13 +125,13 @@ class Supervisor:
             if observation.process.is_alive and observation.launch is not None:
                 self._ask_to_stop(observation.launch, Cause.REQUESTED, reason, now_ms=self._clock())
 
-    def _step(self, *, act: bool) -> Step:
+    def _step(self, *, act: bool) -> SupervisionStep:
         with self._step_lock:
             now_ms = self._clock()
-            if now_ms - self._last_step_ms > GAP_MS:
+            if now_ms - self._last_step_ms > MIN_GAP_MS:
                 self._watched_since_ms = now_ms
             self._last_step_ms = now_ms
-            self._keep_watch(now_ms, write=act)
+            self._record_activity(now_ms, write=act)
             observed = self._observe()
             decision = decide(observed, now_ms=now_ms, policy=self._program.policy())
             problem = None
@@ -132,26 +139,26 @@ class Supervisor:
                 problem = self._carry_out(decision, observed, now_ms=now_ms)
                 launch_id = observed.launch.id if observed.launch else ""
                 subject = f"{decision.action} {decision.cause} {launch_id} {problem or ''}"
-                entry = history_entry(decision, observed.desired, problem, now_ms=now_ms)
+                entry = to_history_event(decision, observed.desired, problem, now_ms=now_ms)
                 self._supervision.record(entry, subject=subject, now_ms=now_ms)
-            return Step(decision, observed, problem, self._read_log(), now_ms)
+            return SupervisionStep(decision, observed, problem, self._read_log(), now_ms)
 
-    def _keep_watch(self, now_ms: int, *, write: bool) -> None:
+    def _record_activity(self, now_ms: int, *, write: bool) -> None:
         """Record in the run folder that a supervisor is active, for the next supervisor."""
-        self._watch = self._watch.record_step(now_ms, gap_ms=GAP_MS)
+        self._watch = self._watch.record_step(now_ms, gap_ms=MIN_GAP_MS)
         if write and (
             abs(now_ms - self._watch_written_ms) >= WATCH_INTERVAL_MS or self._watch.returned_at_ms == now_ms
         ):
             try:
-                write_watch(self._folder, self._watch)
+                write_supervision_times(self._folder, self._watch)
             except OSError as error:  # a full disk must not end the supervision of a running writer
                 log.warning("%s: cannot record when it was supervised: %s", self._program.name, error)
             self._watch_written_ms = now_ms
 
-    def _observe(self) -> Observed:
+    def _observe(self) -> DecisionInput:
         writer = self._launcher.observe()
         declared = self._program.read()
-        observed = Observed(
+        observed = DecisionInput(
             writer=writer,
             declared=declared,
             desired=self._program.desired(),
@@ -165,7 +172,7 @@ class Supervisor:
             return observed
         return dataclasses.replace(observed, table_fingerprint=self._program.table_fingerprint())
 
-    def _carry_out(self, decision: Decision, observed: Observed, *, now_ms: int) -> str | None:
+    def _carry_out(self, decision: Decision, observed: DecisionInput, *, now_ms: int) -> str | None:
         """Carry out a decision. Returns the error if it failed, otherwise None."""
         launch = observed.launch
         if decision.action is WriterAction.START:
@@ -176,10 +183,10 @@ class Supervisor:
             self._launcher.stop(force=True)
         return None
 
-    def _launch(self, observed: Observed) -> str | None:
+    def _launch(self, observed: DecisionInput) -> str | None:
         """Launch the writer. Returns the error if it failed, otherwise None."""
         desired = observed.desired
-        generation = desired.generation if isinstance(desired, Desired) else 0
+        generation = desired.generation if isinstance(desired, DesiredState) else 0
         try:
             request = self._program.request(generation=generation, connections=self._connections)
             launch = self._launcher.launch(request)
@@ -199,7 +206,7 @@ class Supervisor:
         write_notes(self._folder, dataclasses.replace(read_notes(self._folder), **changes))
 
     def _read_log(self) -> tuple[str, ...]:
-        limit_bytes = LOG_LIMIT_BYTES if self._log_position else FIRST_READ_BYTES
+        limit_bytes = MAX_LOG_BYTES if self._log_position else MAX_FIRST_READ_BYTES
         chunk = self._launcher.read_log(self._log_position, limit_bytes=limit_bytes)
         if chunk is None:
             return ()
@@ -217,13 +224,13 @@ _ACTION_TEXTS = {
 """The history's texts by action. Holds are not recorded: the previous action or the next start states the reason."""
 
 
-def history_entry(
-    decision: Decision, desired: Desired | Unreadable, problem: str | None, *, now_ms: int
+def to_history_event(
+    decision: Decision, desired: DesiredState | UnreadableState, problem: str | None, *, now_ms: int
 ) -> HistoryEvent | None:
     """Return the history event for a decision; None if it is not recorded. `problem` is the error if the action
     failed.
     """
-    if decision.cause is Cause.PAUSED and isinstance(desired, Desired):
+    if decision.cause is Cause.PAUSED and isinstance(desired, DesiredState):
         # With the time of the pause and a constant text, because each later supervisor records it again.
         why = f": {desired.reason}" if desired.reason else ""
         return HistoryEvent(

@@ -15,13 +15,13 @@ from sqlalchemy import make_url
 
 from frazil.errors import SpecError
 from frazil.table.atomic_commit import CommitTables
-from frazil.table.spark_catalog import ATOMIC, catalog_type
+from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 
-SERVERS = ("lakekeeper", "polaris")
+ATOMIC_SERVERS = ("lakekeeper", "polaris")
 """REST catalog servers that are known to commit to several tables atomically: valid values of `frazil.atomic`."""
-DATABASES = ("postgresql", "sqlite")
+TESTED_DATABASES = ("postgresql", "sqlite")
 """Databases in which commits to several tables are tested, by their SQLAlchemy name."""
-ADVERTISED = "POST /v1/{prefix}/transactions/commit"
+COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
 """The endpoint that a REST catalog's server must list among its supported endpoints."""
 
 
@@ -30,7 +30,7 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
     Raises SpecError if the catalog cannot do this.
     """
-    if reason := why_not_atomic(catalog.name, catalog.properties):
+    if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
         from frazil.table.atomic_sql import commit_by_sql  # loads a client that other catalogs do not need
@@ -38,16 +38,17 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
         return partial(commit_by_sql, catalog)  # type: ignore[arg-type]
     from frazil.table.atomic_rest import commit_by_rest
 
-    if ADVERTISED not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
+    if COMMIT_ENDPOINT not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
         raise SpecError(
-            f"the catalog {catalog.name!r} is declared ({ATOMIC}) to be {catalog.properties[ATOMIC]}, but its "
-            f"server does not offer `{ADVERTISED}`. Correct the property or update the server, or remove "
+            f"the catalog {catalog.name!r} is declared ({ATOMIC_PROPERTY}) to be "
+            f"{catalog.properties[ATOMIC_PROPERTY]}, but its "
+            f"server does not offer `{COMMIT_ENDPOINT}`. Correct the property or update the server, or remove "
             "`commit.atomic`"
         )
     return partial(commit_by_rest, catalog)  # type: ignore[arg-type]
 
 
-def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
+def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
     """Return why a catalog with these properties cannot commit to several tables in one step; None if it can.
 
     Sends no request.
@@ -55,19 +56,19 @@ def why_not_atomic(name: str, properties: Mapping[str, str]) -> str | None:
     kind, instead = catalog_type(properties), "Use a catalog that can, or remove `commit.atomic`"
     if kind == "sql":
         database = make_url(properties["uri"]).get_backend_name()
-        if database in DATABASES:
+        if database in TESTED_DATABASES:
             return None
         return (
             f"the catalog {name!r} is in {database}, where atomic commits to several tables are not tested; they are "
-            f"tested with {' and '.join(DATABASES)}. {instead}"
+            f"tested with {' and '.join(TESTED_DATABASES)}. {instead}"
         )
     if kind == "rest":
-        if properties.get(ATOMIC, "").lower() in SERVERS:
+        if properties.get(ATOMIC_PROPERTY, "").lower() in ATOMIC_SERVERS:
             return None
         return (
             f"the catalog {name!r} is a REST catalog, and most REST catalogs change several tables one after the "
-            f"other, not atomically. If its server is {' or '.join(SERVERS)}, whose commits are atomic, set the "
-            "property "
-            f"{ATOMIC} of the catalog to the server's name. {instead}"
+            f"other, not atomically. If its server is {' or '.join(ATOMIC_SERVERS)}, whose commits are atomic, set "
+            "the property "
+            f"{ATOMIC_PROPERTY} of the catalog to the server's name. {instead}"
         )
     return f"the catalog {name!r} is of type {kind!r}, which changes one table at a time. {instead}"

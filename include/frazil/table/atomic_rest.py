@@ -23,7 +23,7 @@ from frazil.table.atomic_commit import TableChange
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """The header by which the server recognises a repeated request."""
-_UNKNOWN = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+_UNKNOWN_OUTCOME_ERRORS = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
 """HTTP statuses after which it is unknown whether the commit happened."""
 
 
@@ -57,7 +57,7 @@ def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None
     try:
         response.raise_for_status()
     except HTTPError as error:
-        _handle_non_200_response(error, {409: CommitFailedException, **_UNKNOWN})
+        _handle_non_200_response(error, {409: CommitFailedException, **_UNKNOWN_OUTCOME_ERRORS})
 
 
 def _uuid7() -> uuid.UUID:

@@ -12,7 +12,7 @@ from pyiceberg.table import CommitTableResponse, StagedTable, Table
 from sqlalchemy import Connection, bindparam, update
 
 from frazil.table.atomic_commit import TableChange
-from frazil.table.parallel import in_parallel
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +42,21 @@ def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[C
         for change in changes:
             name = change.table.name()
             staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
-        in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
+        run_in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
         with catalog.engine.connect() as connection:
             # All writers lock the rows in the same order, so two writers cannot deadlock.
             for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
-                _move(connection, catalog.name, change.table, made)
+                _move_pointer(connection, catalog.name, change.table, made)
             sent = True
             connection.commit()
     except BaseException:
         if not sent:
-            _delete(staged)
+            _delete_metadata_files(staged)
         raise
     return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
 
 
-def _move(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
+def _move_pointer(connection: Connection, catalog: str, current: Table, made: StagedTable) -> None:
     """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
     *namespace, name = current.name()
     moved = connection.execute(
@@ -73,7 +73,7 @@ def _move(connection: Connection, catalog: str, current: Table, made: StagedTabl
         raise CommitFailedException(f"table {'.'.join(current.name())} was changed by another commit")
 
 
-def _delete(staged: Sequence[StagedTable]) -> None:
+def _delete_metadata_files(staged: Sequence[StagedTable]) -> None:
     """Delete the metadata files. Files that cannot be deleted are left for orphan removal."""
     for made in staged:
         try:

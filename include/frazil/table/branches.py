@@ -16,7 +16,7 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
     return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None
 
 
-def live_rows(snapshot: Snapshot) -> int | None:
+def count_live_rows(snapshot: Snapshot) -> int | None:
     """Return the number of rows that a reader finds in a snapshot; None if its summary has no row count.
 
     The number is too small if two delete files list the same row, or if a data file was removed without its delete

@@ -18,34 +18,42 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from frazil import clock
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, SpecError
-from frazil.extras import require
-from frazil.spec.addresses import path_problem
+from frazil.extras import require_module
+from frazil.spec.addresses import find_path_problem
 
-_EXTRA = re.compile(r"pyiceberg\[([\w-]+)\]")
+_EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
 """Matches an extra in PyIceberg's error about a package that is not installed."""
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
 """Maps each catalog extra of PyIceberg to a module that it installs, and to the extra of frazil that installs it
 too.
 """
-_STORAGES = {
+_STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("abfs", "abfss"), "adlfs"),
 }
 """Maps the scheme of a location to the module that frazil needs to access it."""
-_DENIED = frozenset(
+_DENIED_CODES = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
 """AWS error codes for refused credentials."""
-_MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
+_MISCONFIGURATION_PREFIXES = (
+    "Config",
+    "Invalid",
+    "NoRegion",
+    "ParamValidation",
+    "ProfileNotFound",
+    "Unknown",
+    "Unsupported",
+)
 """Beginnings of the names of botocore's configuration errors, which a retry cannot fix."""
 _NO_LOCATION = "No default path is set"
 """The text of PyIceberg's error if a new table has no location because the catalog has no warehouse."""
-_EXPIRED = frozenset({"ExpiredTokenException", "ExpiredToken"})
+_EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
 """AWS error codes for expired credentials."""
 
 
-class NoIcebergAnswer(RESTError):
+class NotIcebergResponse(RESTError):
     """The response is not from an Iceberg REST catalog, but from a gateway, a login page or another service."""
 
 
@@ -58,14 +66,14 @@ def _has_iceberg_error(error: Exception) -> bool:
         return False
 
 
-def _is_foreign(error: Exception) -> bool:
+def _is_not_from_iceberg(error: Exception) -> bool:
     """Return whether the response came from a gateway, or from a server that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
-    return isinstance(error, NoIcebergAnswer) or (type(error) is RESTError and not _has_iceberg_error(error))
+    return isinstance(error, NotIcebergResponse) or (type(error) is RESTError and not _has_iceberg_error(error))
 
 
-def _foreign_response(catalog: str, error: Exception) -> CommitUnavailable:
+def _not_iceberg_error(catalog: str, error: Exception) -> CommitUnavailable:
     """Return an error for a response that is not from an Iceberg REST catalog.
 
     A stream may restart after this error: a wrong uri cannot be distinguished from a gateway whose catalog is down.
@@ -89,11 +97,11 @@ def _describe_response(error: Exception) -> str:
 
 def check_storage(name: str, warehouse: str) -> None:
     """Raise SpecError if frazil cannot store files in the warehouse, or MissingExtra if a needed package is missing."""
-    if problem := path_problem(warehouse):
+    if problem := find_path_problem(warehouse):
         raise SpecError(f"the warehouse of the catalog {name!r} {problem}: {warehouse!r}")
-    module = _STORAGES.get(urlsplit(warehouse).scheme)
+    module = _STORAGE_MODULES.get(urlsplit(warehouse).scheme)
     if module is not None:
-        require(module)
+        require_module(module)
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
@@ -102,8 +110,8 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
     Raises MissingExtra if a package is missing that PyIceberg needs.
     """
     if isinstance(error, NotInstalledError):
-        for module, extra in (_PACKAGES[name] for name in _EXTRA.findall(str(error)) if name in _PACKAGES):
-            require(module, extra=extra)
+        for module, extra in (_PACKAGES[name] for name in _EXTRA_PATTERN.findall(str(error)) if name in _PACKAGES):
+            require_module(module, extra=extra)
     if "get_frozen_credentials" in str(error):  # boto3 returns None, which PyIceberg's SigV4 does not expect
         return AccessDenied(
             f"the catalog {catalog!r} requires signed requests (rest.sigv4-enabled), but no AWS credentials exist: "
@@ -113,8 +121,8 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
         return SpecError(
             f"the warehouse of the catalog {catalog!r} does not exist, or the server refuses its uri: {one_line(error)}"
         )
-    if _is_foreign(error):
-        return _foreign_response(catalog, error)
+    if _is_not_from_iceberg(error):
+        return _not_iceberg_error(catalog, error)
     if type(error).__name__ == "MissingGreenlet":
         return SpecError(
             f"the catalog {catalog!r} names an asynchronous driver: write postgresql+psycopg2://… as its uri"
@@ -146,8 +154,8 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
 
 
 def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
-    if _is_foreign(error):
-        return _foreign_response(catalog, error)
+    if _is_not_from_iceberg(error):
+        return _not_iceberg_error(catalog, error)
     if isinstance(error, ValueError) and _NO_LOCATION in str(error):
         return configuration_error(catalog, error)
     if isinstance(error, CommitStateUnknownException):
@@ -161,7 +169,7 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
     """Translate an error of Glue's client, botocore, other than an error response of AWS."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
-    if type(error).__name__.startswith(_MISCONFIGURED):
+    if type(error).__name__.startswith(_MISCONFIGURATION_PREFIXES):
         return configuration_error(catalog, error)
     # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
@@ -169,9 +177,9 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
     """Translate AWS's error code for refused or expired credentials. Returns None for any other code."""
-    if code in _EXPIRED:
+    if code in _EXPIRED_CODES:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
-    if code in _DENIED:
+    if code in _DENIED_CODES:
         return AccessDenied(f"the catalog {catalog!r} refuses frazil's credentials: {one_line(error)}; correct them")
     return None
 

@@ -39,16 +39,24 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
 import frazil.pyiceberg_fixes  # noqa: F401 - readers of manifests open a catalog
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, FrazilError, SpecError, TableLost, error_text
+from frazil.errors import (
+    AccessDenied,
+    CommitRefused,
+    CommitUnavailable,
+    FrazilError,
+    SpecError,
+    TableLost,
+    format_error,
+)
 from frazil.extras import report_missing_extras
 from frazil.home import home, make_folder
-from frazil.spec.addresses import path_problem
+from frazil.spec.addresses import find_path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
 from frazil.table.configuration import check_configuration
-from frazil.table.faster_commits import reuse_metadata, write_small_objects_at_once
+from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
-from frazil.table.spark_catalog import catalog_type, jar_sets, spark_catalog
-from frazil.table.storage_mistakes import has_expired
+from frazil.table.spark_catalog import catalog_type, needed_jar_sets, to_spark_properties
+from frazil.table.storage_mistakes import is_credentials_expiry
 
 SQLITE_BUSY_SECONDS = 30
 """How long a process waits while another process writes to the SQLite database. Spark's limit is the same."""
@@ -63,22 +71,28 @@ CATALOG_CACHE_S = 10.0
 """How long `keep_catalogs` keeps an opened catalog before opening it again with current credentials and
 configuration.
 """
-_kept: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
+_kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
 """Catalogs that `keep_catalogs` keeps, by name, with the time when each was opened; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters that a message quotes from a server's error: a gateway may return whole pages."""
-METADATA_FILE = ".metadata.json"
+METADATA_SUFFIX = ".metadata.json"
 """The ending of a metadata file's name."""
 
-_REFUSED = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
+_ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 """Errors for refused credentials or missing permissions."""
-_UNREACHABLE = (ServerError, ServiceUnavailableError, TooManyRequestsError, requests.ConnectionError, requests.Timeout)
+_UNREACHABLE_ERRORS = (
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
+    requests.ConnectionError,
+    requests.Timeout,
+)
 """Errors after which a retry may succeed."""
-_ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
+_ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 """Matches the operating system's reason in the text of a connection error."""
-_FULL_DISK = ("disk I/O error", "disk is full")
+_FULL_DISK_TEXTS = ("disk I/O error", "disk is full")
 """Texts in SQLite's errors that mean that the disk is full."""
-_REFUSED_BY_DATABASE = ("authentication failed", "permission denied", "readonly database", "no password supplied")
+_DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")
 """Texts in a database's error that mean refused access."""
 
 
@@ -107,7 +121,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
     if configured is not None:
         properties = _flatten(configured)
         if properties.get("uri", "").startswith("sqlite"):
-            properties["uri"] = _with_busy_timeout(properties["uri"])
+            properties["uri"] = _add_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
     if wanted == default == DEFAULT:
         return CatalogConfig(DEFAULT, _embedded_properties(), embedded=True)
@@ -125,10 +139,10 @@ def load_catalog(name: str | None) -> Catalog:
     Raises SpecError for a missing or wrong configuration, AccessDenied, and CommitUnavailable.
     """
     config = catalog_config(name)
-    with catalog_errors(config.name):
+    with translate_catalog_errors(config.name):
         if not config.embedded:
             return _open(config)
-        with _exclusive_setup():
+        with _lock_setup():
             _use_write_ahead_log(config.properties["uri"])
             return _open(config)
 
@@ -138,7 +152,7 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
     If the file's folder is also missing, only the embedded catalog counts as empty; any other catalog raises an error.
     """
-    kept = _kept.get()
+    kept = _kept_catalogs.get()
     if kept is None:
         return _open_existing(name)
     opened, now_s = kept.get(name), time.monotonic()
@@ -154,11 +168,11 @@ def keep_catalogs() -> Iterator[None]:
     The cache is not shared with other threads. Opening a SQL catalog takes over half of the time of reading a table's
     state.
     """
-    token = _kept.set({})
+    token = _kept_catalogs.set({})
     try:
         yield
     finally:
-        _kept.reset(token)
+        _kept_catalogs.reset(token)
 
 
 def _open_existing(name: str | None) -> Catalog:
@@ -179,12 +193,12 @@ def spark_properties(name: str | None) -> dict[str, str]:
     Raises SpecError as `load_catalog` does.
     """
     config = catalog_config(name)
-    return spark_catalog(config.name, config.properties)
+    return to_spark_properties(config.name, config.properties)
 
 
 def spark_jar_sets(name: str | None) -> tuple[str, ...]:
     """Return the names of the jar sets that Spark needs for the catalog. Raises SpecError as `load_catalog` does."""
-    return jar_sets(catalog_config(name).properties)
+    return needed_jar_sets(catalog_config(name).properties)
 
 
 def configured_catalogs() -> tuple[str | None, ...]:
@@ -203,21 +217,21 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 def explain_table_error(error: Exception) -> str:
     """Return why a table could not be loaded or changed. If access is denied, the text also says what to do."""
-    if isinstance(error, ForbiddenError | PermissionError) and not has_expired(error):
-        return f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
-    return error_text(error)
+    if isinstance(error, ForbiddenError | PermissionError) and not is_credentials_expiry(error):
+        return f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
+    return format_error(error)
 
 
 @contextmanager
-def catalog_errors(catalog: str) -> Iterator[None]:
+def translate_catalog_errors(catalog: str) -> Iterator[None]:
     """Convert errors of a catalog's client in the `with` block to frazil's errors.
 
     These are AccessDenied, CommitRefused, CommitUnavailable and TableLost. Other errors are not converted.
     """
     try:
         yield
-    except _REFUSED as error:
-        if has_expired(error):
+    except _ACCESS_ERRORS as error:
+        if is_credentials_expiry(error):
             raise CommitUnavailable(
                 f"the credentials for the catalog {catalog!r} or its storage have expired: {error}; the next start "
                 "fetches new credentials"
@@ -228,21 +242,21 @@ def catalog_errors(catalog: str) -> Iterator[None]:
         ) from error
     except BadRequestError as error:
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}; correct the request") from error
-    except _UNREACHABLE as error:
+    except _UNREACHABLE_ERRORS as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
-        if any(sign in reason for sign in _REFUSED_BY_DATABASE):
+        if any(sign in reason for sign in _DATABASE_REFUSAL_TEXTS):
             raise AccessDenied(
                 f"the database of the catalog {catalog!r} refuses access: {reason}; correct its credentials or "
                 "permissions"
             ) from error
         raise CommitUnavailable(
             f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
-            + ("; check the free space on its disk first" if any(sign in reason for sign in _FULL_DISK) else "")
+            + ("; check the free space on its disk first" if any(sign in reason for sign in _FULL_DISK_TEXTS) else "")
         ) from error
     except FileNotFoundError as error:
-        if METADATA_FILE not in str(error):
+        if METADATA_SUFFIX not in str(error):
             raise
         raise TableLost(
             f"the catalog {catalog!r} refers to a missing metadata file: {error}. Restore it from a backup, "
@@ -264,7 +278,7 @@ def _connection_error_text(error: Exception) -> str:
     url = urlsplit(str(error.request.url) if error.request else "")
     port = url.port or (443 if url.scheme == "https" else 80)
     where = f" at {url.scheme}://{url.hostname}:{port}" if url.hostname else ""
-    found = _ERRNO.search(str(error))
+    found = _ERRNO_PATTERN.search(str(error))
     # After retries, requests raises the same error for a server that hangs as for one that does not exist.
     tried = error.args[0] if error.args else None
     is_late = isinstance(getattr(tried, "reason", None), HttpTimeout) or isinstance(error, requests.Timeout)
@@ -285,13 +299,13 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
 def _embedded_properties() -> dict[str, str]:
     """Return the properties of the SQLite catalog in FRAZIL_HOME."""
     folder = home()
-    if problem := path_problem(str(folder)):
+    if problem := find_path_problem(str(folder)):
         raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
     uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
-    return {"type": "sql", "uri": _with_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
+    return {"type": "sql", "uri": _add_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
 
 
-def _with_busy_timeout(uri: str) -> str:
+def _add_busy_timeout(uri: str) -> str:
     """Add a longer lock timeout to a SQLite URI: during a long read, a commit can exceed the default of 5 s."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
@@ -319,7 +333,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
     try:
         with report_missing_extras():
             catalog = _create_client(kind, config)
-    except (FrazilError, DBAPIError, *_REFUSED, *_UNREACHABLE, BadRequestError):
+    except (FrazilError, DBAPIError, *_ACCESS_ERRORS, *_UNREACHABLE_ERRORS, BadRequestError):
         raise
     except Exception as error:
         meant = translate_loading_error(config.name, error)
@@ -327,7 +341,7 @@ def _open_once(config: CatalogConfig) -> Catalog:
             raise
         raise meant from error
     _share_connections(catalog, uri)
-    return write_small_objects_at_once(reuse_metadata(keep_times_in_order(catalog)))
+    return write_small_objects_in_one_request(reuse_metadata(keep_times_in_order(catalog)))
 
 
 def share_connections() -> None:
@@ -352,13 +366,13 @@ def _share_connections(catalog: Catalog, uri: str) -> None:
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
     if kind != "rest" or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
         return pyiceberg.catalog.load_catalog(config.name, **config.properties)
-    from frazil.table.rest_catalog import PatientRestCatalog  # loads a client that others do not need
+    from frazil.table.rest_catalog import ResilientRestCatalog  # loads a client that others do not need
 
-    return PatientRestCatalog(config.name, **config.properties)
+    return ResilientRestCatalog(config.name, **config.properties)
 
 
 @contextmanager
-def _exclusive_setup() -> Iterator[None]:
+def _lock_setup() -> Iterator[None]:
     """Hold a lock while the embedded catalog is created. The kernel releases the lock if the process dies."""
     folder = home()
     make_folder(folder / "warehouse")

@@ -13,7 +13,7 @@ FILE = ".pyiceberg.yaml"
 
 def check_configuration() -> None:
     """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. A missing file is valid."""
-    file = _file()
+    file = _find_file()
     if file is None:
         return
     from pyiceberg.utils.config import Config  # not needed without the file
@@ -24,7 +24,7 @@ def check_configuration() -> None:
         raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None
 
 
-def _file() -> Path | None:
+def _find_file() -> Path | None:
     """Return the path of the first configuration file in PyIceberg's search folders; None if none exists."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())

@@ -53,7 +53,7 @@ class DeclaredTable:
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
     """Return the stream's main table as frazil would create it."""
-    schema, names = iceberg.schema(spec), frozenset(column.name for column in spec.columns)
+    schema, names = iceberg.table_schema(spec), frozenset(column.name for column in spec.columns)
     return DeclaredTable(
         identifier=spec.table.identifier,
         schema=schema,

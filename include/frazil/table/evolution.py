@@ -26,7 +26,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-TOP = 0
+TOP_LEVEL_ID = 0
 """The parent id of top-level columns; no field has this id."""
 
 
@@ -50,7 +50,7 @@ class ColumnHistory:
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)
         for schema in reversed(tuple(schemas)):
-            for parent, field in _columns(schema.as_struct(), TOP):
+            for parent, field in _walk_fields(schema.as_struct(), TOP_LEVEL_ID):
                 same_name = ids[parent, field.name]
                 if field.field_id not in same_name:
                     same_name.append(field.field_id)
@@ -63,7 +63,7 @@ class ColumnHistory:
         )
 
 
-def _columns(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
+def _walk_fields(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
     """Yield all fields of a type, including nested fields, each with the field id of its parent."""
     fields: tuple[NestedField, ...] = ()
     if isinstance(kind, StructType):
@@ -74,7 +74,7 @@ def _columns(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]
         fields = (kind.key_field, kind.value_field)
     for field in fields:
         yield parent, field
-        yield from _columns(field.field_type, field.field_id)
+        yield from _walk_fields(field.field_type, field.field_id)
 
 
 Path = tuple[str, ...]
@@ -124,7 +124,7 @@ Difference = Addition | Promotion | Conflict
 """A difference between a declared schema and a table's schema."""
 
 
-def differences(
+def find_differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
     """Return all differences between two schemas; empty if rows of the declared schema fit the current table.
@@ -133,12 +133,12 @@ def differences(
     schemas from oldest to newest. Messages suggest changing the declaration only for columns in `declarable`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
-    comparison = Comparison(existing, history, frozenset(declarable))
-    return tuple(comparison.compare_structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP))
+    comparison = SchemaComparison(existing, history, frozenset(declarable))
+    return tuple(comparison.compare_structs(declared.as_struct(), existing.as_struct(), path=(), parent=TOP_LEVEL_ID))
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class SchemaComparison:
     """Compares a declared schema with a table's schema, and with all names and types that its columns have had."""
 
     table: Schema
@@ -156,7 +156,7 @@ class Comparison:
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
                 yield self.compare_missing(field, existing, path=here, parent=parent)
-            elif stranger := self._reused_name(table_fields[field.name], path=here, parent=parent):
+            elif stranger := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
                 yield stranger
             else:
                 yield from self._compare_fields(field, table_fields[field.name], path=here)
@@ -179,7 +179,7 @@ class Comparison:
         name, can_declare = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
-        if now := self._current_name(former_ids):
+        if now := self._find_current_name(former_ids):
             other = f", declare {now} if records use that name" if can_declare else ""
             return Conflict(
                 path,
@@ -203,10 +203,10 @@ class Comparison:
             )
         return Addition(path, declared.field_type, declared.doc)
 
-    def _reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
+    def _find_reused_name(self, existing: NestedField, *, path: Path, parent: int) -> Conflict | None:
         """Return a conflict if the name now belongs to another column, because the original column was renamed."""
         had_others = self.history.names[existing.field_id] != {existing.name}
-        now = self._current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
+        now = self._find_current_name(i for i in self.history.ids[parent, existing.name] if i != existing.field_id)
         if not (had_others and now):
             return None
         return Conflict(
@@ -216,7 +216,7 @@ class Comparison:
             f"property {ACCEPTED_SCHEMA} to {self.table.schema_id}",
         )
 
-    def _current_name(self, field_ids: Iterable[int]) -> str | None:
+    def _find_current_name(self, field_ids: Iterable[int]) -> str | None:
         """Return the current name of the first of these fields that the table still has; None if it has none."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)

@@ -27,14 +27,14 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetada
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.utils.config import Config
 
-from frazil.table.recent import Recent
+from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 
-MAX_CACHED = 8
+MAX_CACHED_METADATA = 8
 """Maximum number of parsed metadata files to keep: a few versions of a stream's two tables."""
 
 
@@ -45,7 +45,7 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
     metadata file only once.
     """
     if isinstance(catalog, MetastoreCatalog):
-        _copy_less(catalog)
+        _share_snapshots(catalog)
         _configure_once(catalog)
     # Importing the module takes long. If it was never imported, the catalog is not a SQL catalog.
     sql = sys.modules.get("pyiceberg.catalog.sql")
@@ -54,19 +54,19 @@ def reuse_metadata(catalog: Catalog) -> Catalog:
     return catalog
 
 
-def _copy_less(catalog: MetastoreCatalog) -> None:
+def _share_snapshots(catalog: MetastoreCatalog) -> None:
     """Make commits share the snapshots and schemas of the table's metadata instead of copying them."""
     stage = catalog._update_and_stage_table
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
         if current is None or type(current.metadata) not in (TableMetadataV1, TableMetadataV2):
             return stage(current, *change)
-        shared = _with_class(_sharing_class(type(current.metadata)), current.metadata)
+        shared = _change_class(_sharing_class(type(current.metadata)), current.metadata)
         made = stage(
             Table(current.name(), shared, current.metadata_location, current.io, catalog, current.config), *change
         )
         if type(made.metadata) is type(shared):
-            made.metadata = _with_class(type(current.metadata), made.metadata)
+            made.metadata = _change_class(type(current.metadata), made.metadata)
         return made
 
     catalog._update_and_stage_table = stage_shared  # type: ignore[method-assign, assignment]
@@ -90,7 +90,7 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
     return type(f"Sharing{kind.__name__}", (kind,), own)
 
 
-def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
+def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
     """Return the metadata as an instance of another class, without validating it again."""
     return kind.model_construct(metadata.model_fields_set, **metadata.__dict__)
 
@@ -98,7 +98,7 @@ def _with_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMeta
 def _configure_once(catalog: MetastoreCatalog) -> None:
     """Read PyIceberg's configuration once instead of for each metadata file, which takes a tenth of a commit's CPU."""
     with_nulls = bool(Config().get_bool("legacy-current-snapshot-id"))
-    known = Recent[_SnapshotTexts](MAX_CACHED)
+    known = BoundedCache[_SnapshotTexts](MAX_CACHED_METADATA)
 
     def write(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
         text = _metadata_json(metadata, known, exclude_none=not with_nulls).encode()
@@ -113,7 +113,7 @@ _SnapshotTexts = dict[int, tuple[Snapshot, str]]
 """Snapshots and their JSON, by the snapshot's identity: versions of a table's metadata share the snapshots."""
 
 
-def _metadata_json(metadata: TableMetadata, known: Recent[_SnapshotTexts], *, exclude_none: bool) -> str:
+def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:
     """Return the JSON of a table's metadata, like `model_dump_json`. Each snapshot is converted only once."""
     if type(metadata) is TableMetadataV1:  # its snapshots are written without their sequence numbers
         return metadata.model_dump_json(exclude_none=exclude_none)
@@ -132,7 +132,7 @@ def _metadata_json(metadata: TableMetadata, known: Recent[_SnapshotTexts], *, ex
 
 def _parse_once(catalog: SqlCatalog) -> None:
     """Keep the metadata that this catalog parses or writes, so that it is not parsed again."""
-    known = Recent[TableMetadata](MAX_CACHED)
+    known = BoundedCache[TableMetadata](MAX_CACHED_METADATA)
     convert, stage = catalog._convert_orm_to_iceberg, catalog._update_and_stage_table
 
     def convert_cached(row: IcebergTables) -> Table:
@@ -156,7 +156,7 @@ def _parse_once(catalog: SqlCatalog) -> None:
     catalog._update_and_stage_table = stage_cached  # type: ignore[method-assign, assignment]
 
 
-def write_small_objects_at_once(catalog: Catalog) -> Catalog:
+def write_small_objects_in_one_request(catalog: Catalog) -> Catalog:
     """Upload small files to S3 in one request, if Arrow accesses the table. Changes the catalog and returns it."""
     load = catalog._load_file_io
 
@@ -165,14 +165,14 @@ def write_small_objects_at_once(catalog: Catalog) -> Catalog:
         # The class is compared by name, because importing it would load Arrow for catalogs that do not need it. A
         # user's own retry strategy is left alone: it would be lost when the file system is rebuilt.
         if type(io).__name__ == "PyArrowFileIO" and "s3.retry-strategy-impl" not in io.properties:
-            io._initialize_s3_fs = _delayed(io._initialize_s3_fs)  # type: ignore[attr-defined]
+            io._initialize_s3_fs = _enable_delayed_open(io._initialize_s3_fs)  # type: ignore[attr-defined]
         return io
 
     catalog._load_file_io = load_file_io  # type: ignore[method-assign]
     return catalog
 
 
-def _delayed(initialize: Callable[[str | None], Any]) -> Callable[[str | None], Any]:
+def _enable_delayed_open(initialize: Callable[[str | None], Any]) -> Callable[[str | None], Any]:
     """Wrap the function that opens an S3 file system, to enable Arrow's delayed open."""
 
     def initialize_delayed(netloc: str | None) -> Any:

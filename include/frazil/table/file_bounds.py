@@ -12,7 +12,7 @@ from pyiceberg.types import PrimitiveType
 
 from frazil.offsets.spans import TopicPartition
 
-Within = Mapping[TopicPartition, Sequence[tuple[int, int]]]
+OffsetRanges = Mapping[TopicPartition, Sequence[tuple[int, int]]]
 """Offset ranges `[start, end)` by topic-partition: sorted, not empty, not overlapping."""
 
 COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
@@ -27,7 +27,7 @@ class FileBounds:
     read unnecessarily.
     """
 
-    def __init__(self, schema: Schema, within: Within) -> None:
+    def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]
         self._columns = [(f.field_id, f.field_type) for f in fields if isinstance(f.field_type, PrimitiveType)]
         self._within = within
@@ -37,9 +37,9 @@ class FileBounds:
         (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
         return any(
             # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
-            _overlap(topics, topic, topic)
-            and _overlap(partitions, partition, partition)
-            and any(_overlap(offsets, start, end - 1) for start, end in ranges)
+            _may_overlap(topics, topic, topic)
+            and _may_overlap(partitions, partition, partition)
+            and any(_may_overlap(offsets, start, end - 1) for start, end in ranges)
             for (topic, partition), ranges in self._within.items()
         )
 
@@ -49,7 +49,7 @@ def topics_filter(topics: Collection[str]) -> str:
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
-def ranges_filter(within: Within) -> str:
+def ranges_filter(within: OffsetRanges) -> str:
     """Return one row filter that covers all ranges, and possibly more rows. It selects the files to scan."""
     ranges = [r for of in within.values() for r in of]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
@@ -63,7 +63,7 @@ def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, An
     return lower, upper
 
 
-def _overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
+def _may_overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
     """Return whether a column's bounds overlap a range, both ends included. A bound that is None is unlimited."""
     lower, upper = bounds
     return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

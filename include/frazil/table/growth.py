@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from frazil.spec.coordinates import LINE, METADATA_COLUMNS, OF_ICEBERG
+from frazil.spec.coordinates import LINE, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.table.evolution import (
-    TOP,
+    TOP_LEVEL_ID,
     Addition,
     Change,
     ColumnHistory,
-    Comparison,
     Conflict,
     Path,
     Promotion,
     Relaxation,
+    SchemaComparison,
     widens,
 )
 
@@ -26,7 +26,7 @@ ELEMENT, VALUE = "element", "value"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedField:
     """A field of the records for which no column is added. `reason` completes a sentence that begins with the field's
     name.
     """
@@ -36,17 +36,17 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class SchemaGrowth:
     """The schema changes to make, and the refused fields."""
 
     changes: tuple[Change, ...]
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedField, ...] = ()
     """The fields that get no column."""
 
 
-def growth(
+def plan_growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
-) -> Growth:
+) -> SchemaGrowth:
     """Return which of the wanted schema changes to make. Changes that the table already has are omitted.
 
     `former` contains the table's schemas from oldest to newest. `max_columns` counts nested fields too. The top-level
@@ -55,7 +55,7 @@ def growth(
     """
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
-    refused: list[Refusal] = []
+    refused: list[RefusedField] = []
     for change in sorted(wanted, key=lambda c: c.path):
         here = growing.fields.get(change.path)
         match change:
@@ -66,19 +66,19 @@ def growth(
                     changes.append(change)
             case Addition() if here is None and growing.parent(change.path) is not None:
                 if reason := _reserved_name_problem(change.path) or growing.add(change, max_columns):
-                    refused.append(Refusal(change.path, reason))
+                    refused.append(RefusedField(change.path, reason))
                 else:
                     changes.append(change)
-    return Growth(tuple(changes), tuple(refused))
+    return SchemaGrowth(tuple(changes), tuple(refused))
 
 
 class _ColumnNames:
     """The column names of a table, including columns that are about to be added."""
 
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
-        self.fields = dict(paths(table.as_struct(), ()))
+        self.fields = dict(walk_fields(table.as_struct(), ()))
         self._top = table.as_struct()
-        self._comparison = Comparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
+        self._comparison = SchemaComparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
         self._full_names = set(index_name_by_id(table).values())
         self._names = {(path[:-1], path[-1].lower()): path[-1] for path in self.fields}
         self._new: dict[tuple[Path, str], str] = {}
@@ -113,7 +113,7 @@ class _ColumnNames:
     def _history_problem(self, change: Addition) -> str | None:
         """Return why the column conflicts with a former column of the table; None if it does not."""
         parent = self.parent(change.path)
-        parent_id = TOP if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
+        parent_id = TOP_LEVEL_ID if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
         field = NestedField(-1, change.path[-1], change.type, required=False)
         found = (
             None
@@ -129,11 +129,11 @@ def _reserved_name_problem(path: Path) -> str | None:
         case (name,) if name == LINE:
             return "has the name of a column that frazil adds"
         case (name,) if name in METADATA_COLUMNS:
-            return OF_ICEBERG
+            return METADATA_COLUMN_PROBLEM
     return None
 
 
-def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
+def walk_fields(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
     """Yield all fields of a type with their paths, including nested fields, except fields in map keys."""
     match kind:
         case StructType():
@@ -146,4 +146,4 @@ def paths(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:
             return
     for name, field in fields:
         yield (*path, name), field
-        yield from paths(field.field_type, (*path, name))
+        yield from walk_fields(field.field_type, (*path, name))

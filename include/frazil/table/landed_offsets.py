@@ -25,17 +25,17 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.coordinates import LINE
 from frazil.table.branches import head_of
-from frazil.table.file_bounds import COORDINATES, FileBounds, Within, ranges_filter, topics_filter
+from frazil.table.file_bounds import COORDINATES, FileBounds, OffsetRanges, ranges_filter, topics_filter
 
 MAX_PARALLEL_FILES = 2
 """Maximum number of files read in parallel: one is fetched while another is sorted, which takes 25 bytes per row."""
 
-DISCARDED = "discarded_at"
+DISCARDED_COLUMN = "discarded_at"
 """The column of a dead-letter table with the time at which an operator discarded the dead letter."""
 
 OffsetArray = NDArray[np.int64]
 """Kafka offsets as a NumPy array."""
-_Offsets = tuple[TopicPartition, OffsetArray, bool]
+_PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
 """A topic-partition, its sorted offsets, and whether their rows are selected. False if only `topic_ids` excludes
 them.
 """
@@ -46,7 +46,7 @@ class RowSelection:
     """Selects rows by topic and offset range. If a record became several rows, only the first one counts."""
 
     topics: Collection[str]
-    within: Within | None = None
+    within: OffsetRanges | None = None
     """The offset ranges to read; None for all offsets."""
     topic_ids: Mapping[str, str] | None = None
     """If set, dead letters count only if their topic had this id. An earlier topic of the same name had another id."""
@@ -63,7 +63,7 @@ class RowSelection:
         requested = {
             "topic_id": self.topic_ids is not None,
             "stream": self.stream is not None,
-            DISCARDED: not self.discarded,
+            DISCARDED_COLUMN: not self.discarded,
         }
         return tuple(name for name, is_requested in requested.items() if is_requested and name in names)
 
@@ -89,7 +89,9 @@ def tally_rows(
     return dict(found)
 
 
-def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) -> dict[TopicPartition, OffsetTally]:
+def tally_files(
+    io: FileIO, paths: Iterable[str], within: OffsetRanges | None = None
+) -> dict[TopicPartition, OffsetTally]:
     """Return the offsets in Parquet files that no snapshot references yet, by topic-partition. Raises
     FileNotFoundError.
     """
@@ -103,7 +105,7 @@ def tally_files(io: FileIO, paths: Iterable[str], within: Within | None = None) 
     return {tp: of for tp, of in found.items() if of.rows}
 
 
-def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
+def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffsets]:
     """Yield the offsets of the selected rows, by file and topic-partition."""
     head = head_of(table.metadata, wanted.branch) if wanted.branch else table.current_snapshot()
     if head is None or not wanted.topics or (wanted.within is not None and not wanted.within):
@@ -115,12 +117,12 @@ def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_Offsets]:
         selected_fields=(*COORDINATES, *line, *wanted.extra_columns(table)),
         snapshot_id=head.snapshot_id,
     )
-    read = partial(_read, table, scan, wanted)
-    for pieces in _read_in_parallel(read, _files(table, scan, wanted)):
+    read = partial(_read_file, table, scan, wanted)
+    for pieces in _read_in_parallel(read, _plan_files(table, scan, wanted)):
         yield from pieces
 
 
-def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
+def _plan_files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileScanTask]:
     """Yield the files to read: those that may contain rows in the selected ranges."""
     bounds = FileBounds(table.schema(), wanted.within) if wanted.within is not None else None
     for task in scan.plan_files():
@@ -129,12 +131,12 @@ def _files(table: Table, scan: DataScan, wanted: RowSelection) -> Iterator[FileS
 
 
 def _read_in_parallel(
-    read: Callable[[FileScanTask], list[_Offsets]], tasks: Iterable[FileScanTask]
-) -> Iterator[list[_Offsets]]:
+    read: Callable[[FileScanTask], list[_PartitionOffsets]], tasks: Iterable[FileScanTask]
+) -> Iterator[list[_PartitionOffsets]]:
     """Yield the results for the files, in order, and read a few files at a time. PyIceberg's own reader would read all
     of them concurrently.
     """
-    running: deque[Future[list[_Offsets]]] = deque()
+    running: deque[Future[list[_PartitionOffsets]]] = deque()
     with ThreadPoolExecutor(MAX_PARALLEL_FILES) as pool:
         for task in tasks:
             running.append(pool.submit(read, task))
@@ -144,15 +146,15 @@ def _read_in_parallel(
             yield running.popleft().result()
 
 
-def _read(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_Offsets]:
+def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileScanTask) -> list[_PartitionOffsets]:
     """Return the offsets of the selected rows of one file."""
     # Rows are selected here, because a filter in PyArrow would cost more than it saves.
     arrow = ArrowScan(table.metadata, table.io, scan.projection(), AlwaysTrue())
     pieces = []
     for batch in arrow.to_record_batches([task]):
         rows = batch if wanted.stream is None else batch.filter(pc.equal(batch.column("stream"), wanted.stream))
-        if not wanted.discarded and DISCARDED in rows.schema.names:
-            rows = rows.filter(rows.column(DISCARDED).is_null())
+        if not wanted.discarded and DISCARDED_COLUMN in rows.schema.names:
+            rows = rows.filter(rows.column(DISCARDED_COLUMN).is_null())
         if LINE in rows.schema.names:  # only the first row of a record counts
             rows = rows.filter(pc.equal(pc.fill_null(rows.column(LINE), 0), 0))
         for part, is_selected in _split_by_topic_id(rows, wanted.topic_ids):
@@ -212,7 +214,7 @@ def _encode(column: pa.Array) -> tuple[NDArray[np.int64], list[str | None]]:
     return pc.fill_null(encoded.indices.cast(pa.int64()), len(texts) - 1).to_numpy(), texts
 
 
-def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: Within | None) -> Iterator[OffsetArray]:
+def clip_offsets(offsets: OffsetArray, tp: TopicPartition, within: OffsetRanges | None) -> Iterator[OffsetArray]:
     """Yield those of the sorted offsets that are in the topic-partition's ranges; all offsets if `within` is None."""
     if within is None:
         yield offsets

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError
 from frazil.table.object_store import FileInfo, ObjectStore
-from frazil.table.storage_mistakes import FULL_DISK
+from frazil.table.storage_mistakes import FULL_DISK_ERRORS
 
-_TEMPORARY = ".frazil-tmp"
+_TEMPORARY_SUFFIX = ".frazil-tmp"
 """The ending of the names of unfinished files."""
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Error numbers of file systems without hard links."""
 _MAX_CREATE_ATTEMPTS = 5
 
@@ -25,14 +25,14 @@ class LocalStore(ObjectStore):
     """An object store in a folder. A write syncs the file's content, then its name in the folder."""
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        target = _local(path)
-        with _access_errors(path), _temporary_file(target, data) as temporary:
+        target = _to_local_path(path)
+        with _translate_errors(path), _temporary_file(target, data) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
                 return False
             except OSError as error:
-                if error.errno not in _NO_LINKS:
+                if error.errno not in _NO_HARD_LINK_ERRORS:
                     raise
                 raise EnvironmentUnusable(
                     f"{target.parent}: this file system does not support hard links ({error.strerror}), which frazil "
@@ -42,26 +42,26 @@ class LocalStore(ObjectStore):
         return True
 
     def put(self, path: str, data: bytes) -> None:
-        target = _local(path)
-        with _access_errors(path), _temporary_file(target, data) as temporary:
+        target = _to_local_path(path)
+        with _translate_errors(path), _temporary_file(target, data) as temporary:
             temporary.replace(target)
         _sync(target.parent)
 
     def get(self, path: str) -> bytes | None:
-        with _access_errors(path):
+        with _translate_errors(path):
             try:
-                return _local(path).read_bytes()
+                return _to_local_path(path).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        with _access_errors(folder):
-            found = list(_files(_local(folder), folder.rstrip("/")))
+        with _translate_errors(folder):
+            found = list(_list_files(_to_local_path(folder), folder.rstrip("/")))
         return sorted(found, key=lambda info: info.path)
 
     def list_folders(self, folder: str) -> list[str]:
-        root = _local(folder)
-        with _access_errors(folder):
+        root = _to_local_path(folder)
+        with _translate_errors(folder):
             try:
                 names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
@@ -72,9 +72,9 @@ class LocalStore(ObjectStore):
         """Delete files, and folders that become empty. Another process that creates a file in such a folder retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
-            target = _local(path)
+            target = _to_local_path(path)
             try:
-                with _access_errors(path):
+                with _translate_errors(path):
                     target.unlink(missing_ok=True)
             except (OSError, FrazilError) as error:
                 left[path] = error
@@ -84,12 +84,12 @@ class LocalStore(ObjectStore):
         return left
 
     def sync_files(self, paths: Iterable[str]) -> None:
-        files = [_local(path) for path in paths]
+        files = [_to_local_path(path) for path in paths]
         for path in (*files, *sorted({file.parent for file in files})):
             _sync(path)
 
 
-def _local(path: str) -> Path:
+def _to_local_path(path: str) -> Path:
     """Return the local path of a location: `file:///a/b`, `file:/a/b` and `/a/b` are the same path."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
@@ -100,11 +100,11 @@ def _walk(root: Path) -> Iterator[Path]:
     """Yield the files in a folder, at any depth, except frazil's unfinished files."""
     for folder, _, names in os.walk(root):
         for name in names:
-            if not name.endswith(_TEMPORARY):
+            if not name.endswith(_TEMPORARY_SUFFIX):
                 yield Path(folder, name)
 
 
-def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
+def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:
     """Yield the files in a folder, at any depth, with size and time. Their paths begin with `name` instead of
     `root`.
     """
@@ -114,8 +114,8 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
         return
     for entry in entries:
         if entry.is_dir(follow_symlinks=False):
-            yield from _files(entry.path, f"{name}/{entry.name}")
-        elif not entry.name.endswith(_TEMPORARY) and not entry.is_dir():
+            yield from _list_files(entry.path, f"{name}/{entry.name}")
+        elif not entry.name.endswith(_TEMPORARY_SUFFIX) and not entry.is_dir():
             try:
                 status = entry.stat()
             except FileNotFoundError:
@@ -126,7 +126,7 @@ def _files(root: Path | str, name: str) -> Iterator[FileInfo]:
 @contextmanager
 def _temporary_file(target: Path, data: bytes) -> Iterator[Path]:
     """Create a synced temporary file in the target's folder. The file is deleted at the end, unless it was renamed."""
-    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY}"
+    temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}{_TEMPORARY_SUFFIX}"
     descriptor = _create(temporary)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -167,13 +167,13 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _access_errors(path: str) -> Iterator[None]:
+def _translate_errors(path: str) -> Iterator[None]:
     """Convert PermissionError to AccessDenied, and add the path to errors about a full disk."""
     try:
         yield
     except PermissionError as error:
         raise AccessDenied(f"{path}: the file system refuses access ({error}); grant this user access") from error
     except OSError as error:
-        if error.errno not in FULL_DISK:
+        if error.errno not in FULL_DISK_ERRORS:
             raise
         raise OSError(error.errno, error.strerror, path) from error  # writing a file names no file

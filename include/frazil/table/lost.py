@@ -10,10 +10,10 @@ from pyiceberg.table import Table
 
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_config, catalog_errors, list_table_names, open_existing_catalog
+from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import DeclaredTable, declared_dead_letters, declared_table
-from frazil.table.parallel import in_parallel
-from frazil.table.remains import Remains, find_new_folder, other_table, read_remains
+from frazil.table.parallel import run_in_parallel
+from frazil.table.remains import Remains, find_new_folder, find_other_table, read_remains
 from frazil.table.storage import open_store
 
 
@@ -27,7 +27,7 @@ def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
     """Return the error text for a table whose files exist although the catalog does not have it."""
     uuid = found.newest.uuid if found.newest else None
-    if name := other_name(catalog, identifier, location=found.location, uuid=uuid):
+    if name := find_other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (
             f"the table {identifier} is not in the catalog {catalog.name!r}, and its location {found.location} holds "
             f"the table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
@@ -43,13 +43,13 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
     )
 
 
-def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
+def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
     """Return the name other than `identifier` under which the catalog has the table with this folder or UUID.
 
     Returns None if it has no such name. Searches the namespaces of `identifier` and of the folder's path. Raises any
     error of the catalog.
     """
-    folder = _plain(location)
+    folder = _strip_file_scheme(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
     names = sorted({name for namespace in namespaces for name in list_table_names(catalog, namespace)} - {identifier})
@@ -59,13 +59,13 @@ def other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | 
             metadata = catalog.load_table(name).metadata
         except Exception:  # a table that cannot be loaded does not count
             return False
-        return str(metadata.table_uuid) == uuid or _plain(metadata.location) == folder
+        return str(metadata.table_uuid) == uuid or _strip_file_scheme(metadata.location) == folder
 
-    matches = in_parallel(is_same, names) if names else []
+    matches = run_in_parallel(is_same, names) if names else []
     return next((name for name, matched in zip(names, matches, strict=True) if matched), None)
 
 
-def _plain(location: str) -> str:
+def _strip_file_scheme(location: str) -> str:
     """Return the location without `file://` and trailing slashes."""
     return location.removeprefix("file://").rstrip("/")
 
@@ -73,17 +73,17 @@ def _plain(location: str) -> str:
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
     """Return the error for a stream's table that no longer exists; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(find_lost_table(spec) or dropped_table(spec, catalog.name))
+    return TableLost(find_lost_table(spec) or explain_dropped_table(spec, catalog.name))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
     """Raise TableLost if another table of the catalog has files in the table's folder."""
     identifier = ".".join(table.name())
-    other = other_table(open_store(table.location(), table.io.properties), table)
-    name = other and other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
+    other = find_other_table(open_store(table.location(), table.io.properties), table)
+    name = other and find_other_name(catalog, identifier, location=table.location(), uuid=other.uuid)
     if name:
         raise TableLost(
             f"the folder {table.location()} of table {identifier} also holds the table {name}, which was "
@@ -105,7 +105,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
     sent. Raises any error of catalog and storage.
     """
     catalog = open_existing_catalog(spec.table.catalog)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
         found = find_remains(catalog, declared_table(spec))
@@ -115,7 +115,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
 def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
     """Return the error for an existing stream whose dead-letter table is missing. The message says what to do."""
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
     reason = (
         explain_lost_table(catalog, identifier, found)
@@ -126,7 +126,7 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
     return TableLost(f"stream {spec.name!r}: {reason}")
 
 
-def stream_catalog(spec: StreamSpec) -> Catalog:
+def open_stream_catalog(spec: StreamSpec) -> Catalog:
     """Open the catalog of a stream's table for reading. Raises TableLost, and the errors of `find_lost_table`."""
     if lost := find_lost_table(spec):
         raise TableLost(f"stream {spec.name!r}: {lost}")
@@ -145,7 +145,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
     return SpecError(f"the table {identifier} does not exist yet: the first start of its writer creates it")
 
 
-def dropped_table(spec: StreamSpec, catalog: str) -> str:
+def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
     """Return the error text for a missing table to which a writer of this host has already committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "

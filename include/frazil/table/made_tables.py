@@ -13,16 +13,16 @@ from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, may_have_made, value_property
+from frazil.spec.route import Route, may_have_created, value_property
 from frazil.table.catalogs import explain_table_error, list_table_names
 from frazil.table.declared import DeclaredTable, declared_table
-from frazil.table.parallel import in_parallel
+from frazil.table.parallel import run_in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
 """Properties of the main table that other tables do not get, because they contain paths of its own folders."""
 
 
-def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
+def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
     """Return a table of a stream's route as frazil would create it. `value` is the routing value, for tables of a
     template.
     """
@@ -33,12 +33,12 @@ def routed_table(spec: StreamSpec, identifier: str, value: str | None = None) ->
     return dataclasses.replace(declared, identifier=identifier, location=None, properties=properties)
 
 
-def tables_named_like(catalog: Catalog, route: Route) -> list[str]:
+def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
     """Return the identifiers of all tables whose names match the route's template, sorted. Loads no table."""
     if route.template is None:
         return []
     found = list_table_names(catalog, route.template.rpartition(".")[0])
-    return sorted(identifier for identifier in found if may_have_made(route, identifier))
+    return sorted(identifier for identifier in found if may_have_created(route, identifier))
 
 
 def load_route_tables(
@@ -58,15 +58,17 @@ def load_route_tables(
             return None
         except ForbiddenError as error:
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
-        ours = identifier in declared or route_value(table.properties, identifier, route, stream=stream) is not None
+        ours = (
+            identifier in declared or get_routing_value(table.properties, identifier, route, stream=stream) is not None
+        )
         return table if ours else None
 
-    names = sorted({*declared, *tables_named_like(catalog, route)} if names is None else names)
-    loaded = in_parallel(load, names) if names else []
+    names = sorted({*declared, *list_matching_names(catalog, route)} if names is None else names)
+    loaded = run_in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
 
 
-def route_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
+def get_routing_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
     """Return the routing value for which the template created a table; None if the template did not create it."""
     value = properties.get(value_property(stream))
-    return value if value is not None and route.template and route.made_table(value) == identifier else None
+    return value if value is not None and route.template and route.derive_table_name(value) == identifier else None

@@ -34,7 +34,7 @@ def next_ms(metadata: TableMetadata, now_ms: int) -> int:
     return max(now_ms, _newest_ms(metadata) + 1)
 
 
-def with_ordered_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
+def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
     """Return the metadata `after` with its times in order. Repairs logs that were already out of order in `before`."""
     if after == before:
         return after
@@ -58,18 +58,18 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
         def stage_in_order(current: Any, *change: Any) -> StagedTable:
             made = stage(current, *change)
             if current is not None:
-                made.metadata = with_ordered_times(current.metadata, made.metadata)
+                made.metadata = order_times(current.metadata, made.metadata)
                 ahead_ms = made.metadata.last_updated_ms - clock.now_ms()
                 if ahead_ms > MAX_CLOCK_LEAD_MS and current.name() not in warned:
                     warned.add(current.name())
-                    _warn(".".join(current.name()), ahead_ms)
+                    _warn_of_fast_clock(".".join(current.name()), ahead_ms)
             return made
 
         catalog._update_and_stage_table = stage_in_order  # type: ignore[method-assign, assignment]
     return catalog
 
 
-def _warn(table: str, ahead_ms: int) -> None:
+def _warn_of_fast_clock(table: str, ahead_ms: int) -> None:
     """Warn that a host with a fast clock has changed the table."""
     log.warning(
         "table %s was changed by a host whose clock is %d s ahead of this host's clock. New changes get still later "

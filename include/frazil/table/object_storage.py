@@ -15,23 +15,23 @@ from pyiceberg.io.fsspec import FsspecFileIO
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, file_io_properties
-from frazil.table.storage_mistakes import has_expired, translate_client_failure
+from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
 from frazil.table.storage_requests import count_request
 
 R = TypeVar("R")
 
-_EXISTS = frozenset({"PreconditionFailed", "412"})
+_EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
 """S3's error codes for a conditional put of an object that already exists."""
-_CONFLICT = "ConditionalRequestConflict"
+_CONFLICT_CODE = "ConditionalRequestConflict"
 """S3's error code for a conditional put whose outcome a concurrent put left undecided. The put is retried."""
-_ABSENT = frozenset({"NoSuchKey", "404"})
+_ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 """S3's error codes for a missing object."""
-_NO_BATCHES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
+_NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
 """Error codes of S3-compatible stores that cannot delete several objects in one request."""
 MAX_KEYS_PER_REQUEST = 1_000
 """Maximum number of objects that one request deletes; S3's limit."""
 _MAX_PUT_ATTEMPTS = 5
-MAX_ATTEMPTS = 2
+MAX_S3FS_ATTEMPTS = 2
 """Maximum number of attempts by s3fs. Its client tries up to five times in each, so s3fs's default would take a
 minute.
 """
@@ -58,7 +58,7 @@ class FsspecStore(ObjectStore):
         """True until the store refuses to delete several objects in one request."""
 
     @property
-    def _files(self) -> Any:
+    def _file_system(self) -> Any:
         """The file system of the current thread. fsspec's clients must not be shared between threads."""
         opened = self._opened
         # Renewable credentials are used until they expire, because a new client takes half a second of CPU.
@@ -68,7 +68,7 @@ class FsspecStore(ObjectStore):
         # fsspec would cache the client forever: 12 MiB for each load of a table with new temporary credentials.
         type(files)._cache.pop(files._fs_token, None)
         if hasattr(files, "retries"):
-            files.retries = MAX_ATTEMPTS
+            files.retries = MAX_S3FS_ATTEMPTS
         return files
 
     def _current_properties(self) -> frozenset[tuple[str, str]]:
@@ -80,9 +80,9 @@ class FsspecStore(ObjectStore):
         """
         try:
             with _translate_errors(path):
-                return action(self._files)
+                return action(self._file_system)
         except (AccessDenied, CommitUnavailable) as error:
-            expired = has_expired(error)
+            expired = is_credentials_expiry(error)
             outdated = self._opened is not None and self._opened[0] != self._current_properties()
             if self._renew is None or not (expired or (outdated and isinstance(error, AccessDenied))):
                 raise
@@ -90,7 +90,7 @@ class FsspecStore(ObjectStore):
                 self._renew()
         self._opened = None
         with _translate_errors(path):
-            return action(self._files)
+            return action(self._file_system)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         count_request("writes", path)
@@ -124,7 +124,7 @@ class FsspecStore(ObjectStore):
             return found
 
         found = self._call(folder, find)
-        files = self._files
+        files = self._file_system
         root = files._strip_protocol(folder).rstrip("/")
         return sorted(
             (
@@ -163,13 +163,13 @@ class FsspecStore(ObjectStore):
 
     def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
         """Delete up to MAX_KEYS_PER_REQUEST files. Returns the errors by path."""
-        files, many = self._files, len(paths) > 1
+        files, many = self._file_system, len(paths) > 1
         if many and self._batches and hasattr(files, "call_s3"):
             try:
                 with _translate_errors(paths[0]):
                     return _delete_objects(files, paths)
             except OSError as error:
-                if _error_code(error) not in _NO_BATCHES:
+                if _error_code(error) not in _NO_BATCH_DELETE_CODES:
                     raise
                 self._batches = False
         left: dict[str, OSError | FrazilError] = {}
@@ -182,7 +182,7 @@ class FsspecStore(ObjectStore):
             except (OSError, AccessDenied) as error:
                 left[path] = error
             except CommitUnavailable as error:
-                if has_expired(error) or not isinstance(error.__cause__, OSError):
+                if is_credentials_expiry(error) or not isinstance(error.__cause__, OSError):
                     raise  # the error concerns all keys
                 left[path] = error.__cause__
         return left
@@ -200,9 +200,9 @@ def _put_if_absent(files: Any, path: str, data: bytes) -> bool:
             return False
         except OSError as error:
             code = _error_code(error)
-            if code in _EXISTS:
+            if code in _EXISTS_CODES:
                 return False
-            if code != _CONFLICT or attempt == _MAX_PUT_ATTEMPTS - 1:
+            if code != _CONFLICT_CODE or attempt == _MAX_PUT_ATTEMPTS - 1:
                 raise
         else:
             return True
@@ -221,7 +221,7 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
         response = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
         for found in response.get("Errors", ()):
             path, code = keys[bucket, found["Key"]], found.get("Code")
-            if code in _ABSENT:
+            if code in _ABSENT_CODES:
                 continue
             text = f"{path}: {code}: {found.get('Message')}"
             left[path] = OSError(text)

@@ -15,9 +15,9 @@ from frazil.errors import FrazilError
 IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 """The properties of a PyIceberg FileIO, or a function that returns them with new temporary credentials."""
 
-_FILE_IO_KEYS = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
+_FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 """Beginnings of the properties with which PyIceberg opens files."""
-_SIGNER_KEYS = ("uri", "token", "auth.manager", "header.")
+_SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
 """Prefixes of the catalog properties that PyIceberg's remote signer needs."""
 
 
@@ -101,5 +101,5 @@ def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
-    needed = (*_FILE_IO_KEYS, *(_SIGNER_KEYS if "s3.signer" in properties else ()))
+    needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))
     return {key: value for key, value in properties.items() if key.startswith(needed)}

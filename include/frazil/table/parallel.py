@@ -13,7 +13,7 @@ MAX_THREADS = 8
 """Maximum number of steps that run in parallel."""
 
 
-def in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
+def run_in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
     """Call `step` for each item in parallel, and return the results in the order of the items.
 
     Returns or raises only when all steps have ended. The last item's step runs in the calling thread, because the table

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 from sqlalchemy import make_url
 
 from frazil.errors import SpecError
-from frazil.table.spark_catalog import ATOMIC, catalog_type, spark_catalog
+from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type, to_spark_properties
 
 Reader = Literal["spark", "trino", "duckdb", "pyiceberg"]
 """An engine for which a configuration can be generated."""
@@ -28,7 +28,7 @@ _HARMLESS = frozenset(
         *("py-io-impl", "py-catalog-impl", "echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
         *("rest.sigv4-enabled", "rest.signing-region", "rest.signing-name", "header.X-Iceberg-Access-Delegation"),
         *("s3.endpoint", "s3.region", "s3.force-virtual-addressing", "client.region", "s3.role-arn"),
-        ATOMIC,
+        ATOMIC_PROPERTY,
         *("glue.region", "glue.endpoint", "glue.id", "hive.hive2-compatible", "hive.kerberos-authentication"),
         *("adls.account-name", "adls.account-host", "gcs.project-id", "gcs.default-bucket-location"),
     }
@@ -69,16 +69,16 @@ def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], p
     """
     match reader:
         case "spark":
-            return _spark(catalog, properties, packages)
+            return _spark_snippet(catalog, properties, packages)
         case "trino":
-            return _trino(catalog, properties)
+            return _trino_properties(catalog, properties)
         case "duckdb":
-            return _pyiceberg(catalog, properties) + _DUCKDB
+            return _pyiceberg_snippet(catalog, properties) + _DUCKDB_LINES
         case "pyiceberg":
-            return _pyiceberg(catalog, properties) + "\nprint(catalog.list_namespaces())"
+            return _pyiceberg_snippet(catalog, properties) + "\nprint(catalog.list_namespaces())"
 
 
-_DUCKDB = """
+_DUCKDB_LINES = """
 table = catalog.load_table("namespace.table")
 # Reads only the selected rows and columns, into memory.
 connection = table.scan(row_filter="true", selected_fields=("*",)).to_duckdb("t")
@@ -86,9 +86,9 @@ print(connection.sql("SELECT count(*) FROM t"))"""
 """The lines of a DuckDB snippet after those that open the catalog."""
 
 
-def _spark(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
+def _spark_snippet(catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
     runtime, sqlite, *others = packages
-    configured = spark_catalog(catalog, _without_secrets(catalog, properties, database_password=True))
+    configured = to_spark_properties(catalog, _replace_secrets(catalog, properties, database_password=True))
     beneath = f"spark.sql.catalog.{catalog}."
     on_sqlite = configured.get(f"{beneath}uri", "").startswith("jdbc:sqlite:")
     jars = [runtime, *([sqlite] if on_sqlite else []), *others]
@@ -113,8 +113,8 @@ def _spark(catalog: str, properties: Mapping[str, str], packages: Sequence[str])
     )
 
 
-def _pyiceberg(catalog: str, properties: Mapping[str, str]) -> str:
-    shown = _without_secrets(catalog, properties, database_password=False)
+def _pyiceberg_snippet(catalog: str, properties: Mapping[str, str]) -> str:
+    shown = _replace_secrets(catalog, properties, database_password=False)
     return "\n".join(
         [
             *_imports(shown.values()),
@@ -130,8 +130,8 @@ def _pyiceberg(catalog: str, properties: Mapping[str, str]) -> str:
     )
 
 
-def _trino(catalog: str, properties: Mapping[str, str]) -> str:
-    given = _without_secrets(catalog, properties, database_password=True)
+def _trino_properties(catalog: str, properties: Mapping[str, str]) -> str:
+    given = _replace_secrets(catalog, properties, database_password=True)
     match kind := catalog_type(given):
         case "rest":
             lines = _rename_keys(given, _TRINO_REST, "iceberg.rest-catalog.")
@@ -154,7 +154,7 @@ def _trino(catalog: str, properties: Mapping[str, str]) -> str:
 
 
 def _trino_jdbc(catalog: str, given: Mapping[str, str]) -> dict[str, str]:
-    jdbc = spark_catalog(catalog, given)
+    jdbc = to_spark_properties(catalog, given)
     beneath = f"spark.sql.catalog.{catalog}."
     uri = jdbc[f"{beneath}uri"]
     if uri.startswith("jdbc:sqlite:"):
@@ -183,18 +183,21 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
     return {prefix + name: given[key] for key, name in names.items() if key in given}
 
 
-def _without_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
+def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
     """Return the properties with `${VARIABLE}` in place of each possible secret.
 
     With `database_password`, only the password in a database URL is replaced, because JVM engines have a property for
     it. Otherwise, the whole URL is replaced.
     """
-    shown = {key: value if _is_harmless(key, value) else _variable(catalog, key) for key, value in properties.items()}
+    shown = {
+        key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
+        for key, value in properties.items()
+    }
     uri = properties.get("uri", "")
     if database_password and shown.get("uri") != uri and catalog_type(properties) == "sql":
         url = make_url(uri)
         harmless = {key: value for key, value in url.query.items() if key in _HARMLESS_QUERY}
-        password = _variable(catalog, "jdbc.password") if url.password else None
+        password = _variable_reference(catalog, "jdbc.password") if url.password else None
         shown["uri"] = url.set(password=password, query=harmless).render_as_string(hide_password=False)
     return shown
 
@@ -208,7 +211,7 @@ def _is_harmless(key: str, value: str) -> bool:
     return url.password is None and parse_qs(url.query, keep_blank_values=True).keys() <= _HARMLESS_QUERY
 
 
-def _variable(catalog: str, key: str) -> str:
+def _variable_reference(catalog: str, key: str) -> str:
     """Return a reference to PyIceberg's environment variable for a property. In its name, `__` stands for a dot and `_`
     for a hyphen.
     """

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Value]):
+class BoundedCache(Generic[Value]):
     """A thread-safe cache of up to `limit` values by name. It evicts the value that was stored first; reads do not
     matter.
     """

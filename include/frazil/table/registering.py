@@ -12,10 +12,10 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.errors import SpecError
-from frazil.table.lost import other_name, registration_command
+from frazil.table.lost import find_other_name, registration_command
 from frazil.table.remains import file_name, find_newest_metadata
 from frazil.table.storage import open_store
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 MAX_ERROR_CHARACTERS = 200
 """Maximum number of characters that a message quotes from an error about a file's contents."""
@@ -56,7 +56,7 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
     if newest is not None and file_name(newest.path) != file_name(path):
         raise SpecError(
             f"{path} is not the newest metadata file of its table: {newest.path} was written later, at "
-            f"{utc(newest.modified_ms)}, so the commits between them would be missing. Nothing was registered. "
+            f"{format_utc(newest.modified_ms)}, so the commits between them would be missing. Nothing was registered. "
             f"Register the newest file: `{registration_command(catalog.name, table, newest.path)}`; or add --older to "
             "go back to the older state"
         )
@@ -67,7 +67,7 @@ def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -
 
     Searches the namespaces of `table` and of the table's folder.
     """
-    name = other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
+    name = find_other_name(catalog, table, location=metadata.location, uuid=str(metadata.table_uuid))
     if name is not None:
         raise SpecError(
             f"the catalog {catalog.name!r} already has the table in {metadata.location} under the name {name}. Under "

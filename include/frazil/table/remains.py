@@ -19,23 +19,23 @@ from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTErro
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 log = logging.getLogger(__name__)
 
-METADATA = ".metadata.json"
+METADATA_SUFFIX = ".metadata.json"
 """The text by which a metadata file's name is recognised."""
-STATE = "_frazil"
+STATE_FOLDER = "_frazil"
 """The subfolder of a table's location in which frazil keeps the state of streams."""
 _VERSION = re.compile(r"v?(\d+)")
 """Matches the version at the beginning of a metadata file's name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
+class MetadataFile:
     """A metadata file of a table. `snapshots` (their number) and `uuid` are None if the file cannot be read."""
 
     path: str
@@ -50,7 +50,7 @@ class Remains:
     """The metadata and stream state that remain in a table's folder."""
 
     location: str
-    newest: Metadata | None
+    newest: MetadataFile | None
     streams: tuple[str, ...]
     """Streams with journals, commit records or a desired state in the folder."""
 
@@ -58,8 +58,8 @@ class Remains:
         found = []
         if self.newest is not None:
             count = self.newest.snapshots
-            which = "that cannot be read" if count is None else f"with {counted(count, 'snapshot')}"
-            found.append(f"metadata {which}, last written at {utc(self.newest.modified_ms)}")
+            which = "that cannot be read" if count is None else f"with {format_count(count, 'snapshot')}"
+            found.append(f"metadata {which}, last written at {format_utc(self.newest.modified_ms)}")
         if self.streams:
             found.append(f"commit records of {', '.join(self.streams)}")
         return " and ".join(found)
@@ -117,32 +117,36 @@ def read_remains(folder: TableFolder) -> Remains | None:
     store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
     files = _metadata_files(store.list_files(folders["metadata"])) if "metadata" in folders else []
-    newest = _read(store, max(files, key=_age)) if files else None
-    streams = [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE])] if STATE in folders else []
+    newest = _read_metadata(store, max(files, key=_version_and_time)) if files else None
+    streams = (
+        [folder.rsplit("/", 1)[-1] for folder in store.list_folders(folders[STATE_FOLDER])]
+        if STATE_FOLDER in folders
+        else []
+    )
     found = Remains(location, newest, tuple(name for name in streams if not name.startswith("_")))
     return found if found.streams or (newest is not None and newest.snapshots != 0) else None
 
 
-def other_table(store: ObjectStore, table: Table) -> Metadata | None:
+def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
     """Return the metadata of another table that has data in this table's folder; None if there is none."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
-    others = (_read(store, file) for file in _metadata_files(files) if file_name(file.path) not in own)
+    others = (_read_metadata(store, file) for file in _metadata_files(files) if file_name(file.path) not in own)
     return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 
-def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metadata | None:
+def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
     """Return the newest metadata file of the table with this UUID; None if there is none.
 
     Other tables may have used the same folder.
     """
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
-    newest_first = (_read(store, file) for file in sorted(files, key=_age, reverse=True))
+    newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)
 
 
-def _age(file: FileInfo) -> tuple[int, int]:
+def _version_and_time(file: FileInfo) -> tuple[int, int]:
     """Return the sort key of a metadata file: its version, then its time, because failed commits may leave several
     files of a version.
     """
@@ -151,19 +155,19 @@ def _age(file: FileInfo) -> tuple[int, int]:
 
 
 def _metadata_files(files: Iterable[FileInfo]) -> list[FileInfo]:
-    return [file for file in files if METADATA in file_name(file.path)]
+    return [file for file in files if METADATA_SUFFIX in file_name(file.path)]
 
 
 def file_name(path: str) -> str:
     return path.rsplit("/", 1)[-1]
 
 
-def _read(store: ObjectStore, file: FileInfo) -> Metadata:
+def _read_metadata(store: ObjectStore, file: FileInfo) -> MetadataFile:
     """Read a metadata file. Fields that cannot be read are None."""
     try:
         data = store.get(file.path) or b""
         raw = json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
         snapshots, properties = len(raw.get("snapshots") or ()), raw.get("properties") or {}
-        return Metadata(file.path, file.modified_ms, raw["table-uuid"], snapshots, properties)
+        return MetadataFile(file.path, file.modified_ms, raw["table-uuid"], snapshots, properties)
     except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, KeyError, TypeError, AttributeError):
-        return Metadata(file.path, file.modified_ms, None, None)
+        return MetadataFile(file.path, file.modified_ms, None, None)

@@ -16,33 +16,35 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible
-from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG
-from frazil.spec.former_columns import PROPERTY, Former, current_name, former_columns
-from frazil.table.catalogs import catalog_errors
-from frazil.table.evolution import TOP, ColumnHistory
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+from frazil.spec.former_columns import PROPERTY, FormerColumns, find_current_name, parse_former_columns
+from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.evolution import TOP_LEVEL_ID, ColumnHistory
 
 MAX_ATTEMPTS = 5
 """Maximum number of attempts, if other processes change the table at the same time."""
 
 
-def with_current_names(declared: Schema, existing: Schema, former: Former) -> Schema:
+def use_current_names(declared: Schema, existing: Schema, former: FormerColumns) -> Schema:
     """Return the declared schema with the table's current column names. Dropped columns are omitted."""
     names = {field.name for field in declared.fields}
     fields: list[NestedField] = []
     for field in declared.fields:
         if field.name not in former or _has_column(existing, field.name):
             fields.append(field)
-        elif (now := current_name(existing, former[field.name])) is not None and now not in names:
+        elif (now := find_current_name(existing, former[field.name])) is not None and now not in names:
             fields.append(field.model_copy(update={"name": now}))
     return Schema(*fields, schema_id=declared.schema_id)
 
 
-def aliases(existing: Schema, former: Former) -> dict[str, int]:
+def find_aliases(existing: Schema, former: FormerColumns) -> dict[str, int]:
     """Map each former column name that records may still use to the field id of the renamed column."""
     return {
         name: field_id
         for name, field_id in former.items()
-        if field_id is not None and not _has_column(existing, name) and current_name(existing, field_id) is not None
+        if field_id is not None
+        and not _has_column(existing, name)
+        and find_current_name(existing, field_id) is not None
     }
 
 
@@ -66,7 +68,7 @@ class ColumnChanges:
         return bool(self.renames or self.drops)
 
 
-def find_problems(
+def find_change_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
     """Return the reasons why the columns cannot be renamed or dropped; empty if they can.
@@ -88,8 +90,8 @@ def find_problems(
         elif not new or "." in new or new != new.strip():
             found.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
         elif new.lower() in METADATA_COLUMNS:
-            found.append(f"{new} {OF_ICEBERG}")
-        elif others := [i for i in history.ids.get((TOP, new), ()) if i != ids.get(old)]:
+            found.append(f"{new} {METADATA_COLUMN_PROBLEM}")
+        elif others := [i for i in history.ids.get((TOP_LEVEL_ID, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was once the name of another column (field id {others[0]}): choose a new name")
     new_names = list(wanted.renames.values())
     lowered = [new.lower() for new in new_names]
@@ -101,7 +103,7 @@ def find_problems(
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
     """Raise SchemaIncompatible, with all reasons, if one of the changes is not possible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-    if found := find_problems(wanted, table.schema(), former, fixed=fixed):
+    if found := find_change_problems(wanted, table.schema(), former, fixed=fixed):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 
@@ -110,10 +112,10 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
     Raises SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
     """
-    with catalog_errors(table.catalog.name):
+    with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_ATTEMPTS):
             check_changes(table, wanted, fixed=fixed)
-            kept = dict(former_columns(table.properties))
+            kept = dict(parse_former_columns(table.properties))
             kept |= {old: table.schema().find_field(old).field_id for old in wanted.renames}
             kept |= dict.fromkeys(wanted.drops)
             kept = {name: field for name, field in kept.items() if name not in wanted.renames.values()}
@@ -139,10 +141,10 @@ def copy_renames(table: Table, main: Table) -> Table:
     """Repeat the main table's column renames and drops in a routed table, and return it. Raises as `change_columns`
     does.
     """
-    if not (former := former_columns(main.properties)):
+    if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}
-    now = {old: current_name(main.schema(), field_id) for old, field_id in former.items()}
+    now = {old: find_current_name(main.schema(), field_id) for old, field_id in former.items()}
     renames = {old: new for old, new in now.items() if new and old in names and new not in names}
     drops = [old for old, field_id in former.items() if field_id is None and old in names]
     wanted = ColumnChanges(renames, drops)

@@ -2,7 +2,7 @@
 
 PyIceberg waits forever for a response, and accepts any response. Here, each request has a timeout. If the server is
 overloaded, a read is retried after the response's `Retry-After`. This client never repeats a commit:
-`frazil.commit.swap` first checks whether it succeeded.
+`frazil.commit.compare_and_swap` first checks whether it succeeded.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from frazil.table.catalog_mistakes import NoIcebergAnswer
+from frazil.table.catalog_mistakes import NotIcebergResponse
 
 TIMEOUT_S = (10.0, 60.0)
 """Timeouts in seconds: for connecting, and for each pause while a response arrives."""
-OVERLOADED = (429, 503)
+OVERLOADED_STATUSES = (429, 503)
 """HTTP statuses of an overloaded server."""
 MAX_READ_RETRIES = 3
 """Maximum number of retries of a read."""
 MAX_RETRY_AFTER_S = 10
-"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see `frazil.commit.swap`."""
-NESTED = ("auth", "ssl")
+"""Maximum wait in seconds between two attempts of a read. Commits may wait longer: see
+`frazil.commit.compare_and_swap`.
+"""
+NESTED_PREFIXES = ("auth", "ssl")
 """The first parts of property names for which PyIceberg's client expects nested mappings."""
 
 
-class PatientRestCatalog(RestCatalog):
+class ResilientRestCatalog(RestCatalog):
     """A REST catalog with timeouts and retries, which checks that responses are JSON."""
 
     def __init__(self, name: str, **properties: str) -> None:
@@ -51,7 +53,7 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the properties with `auth.*` and `ssl.*` as nested mappings, as PyIceberg expects them."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
-        *path, last = key.split(".") if key.split(".")[0] in NESTED else [key]
+        *path, last = key.split(".") if key.split(".")[0] in NESTED_PREFIXES else [key]
         nested = found
         for part in path:
             nested = nested.setdefault(part, {})
@@ -79,7 +81,7 @@ def _retries() -> Retry:
         total=MAX_READ_RETRIES,
         connect=1,
         read=1,
-        status_forcelist=OVERLOADED,
+        status_forcelist=OVERLOADED_STATUSES,
         allowed_methods=("GET", "HEAD"),
         backoff_factor=0.1,
         backoff_jitter=0.1,
@@ -98,5 +100,5 @@ def _check_response(response: Response) -> Response:
     if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
         kind = response.headers.get("Content-Type", "no type")
         begin = " ".join(response.text[:200].split())[:60]
-        raise NoIcebergAnswer(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
+        raise NotIcebergResponse(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
     return response

@@ -12,12 +12,12 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
-from frazil.spec.coordinates import METADATA_COLUMNS, OF_ICEBERG, RESERVED
-from frazil.spec.former_columns import former_columns
-from frazil.spec.iceberg import declaration
+from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
+from frazil.spec.former_columns import parse_former_columns
+from frazil.spec.iceberg import format_declaration
 from frazil.spec.model import StreamSpec
-from frazil.spec.types import UNREADABLE
-from frazil.table.catalogs import catalog_errors
+from frazil.spec.types import UNREADABLE_TYPES
+from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
@@ -26,11 +26,11 @@ from frazil.table.evolution import (
     Conflict,
     Promotion,
     Relaxation,
-    differences,
+    find_differences,
     relax,
 )
-from frazil.table.growth import Growth, growth
-from frazil.table.renamed import with_current_names
+from frazil.table.growth import SchemaGrowth, plan_growth
+from frazil.table.renamed import use_current_names
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
     Raises SchemaIncompatible, SpecError, CommitUnavailable.
     """
     for _ in range(MAX_EVOLUTION_ATTEMPTS):
-        changes = evolutions(table, declared, stream)
+        changes = find_evolutions(table, declared, stream)
         if not changes:
             return table
         try:
@@ -58,13 +58,13 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
     raise _evolution_failure(table, stream)
 
 
-def evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
+def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
     """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible if it needs unsafe
     ones.
     """
     existing = table.schema()
-    wanted = _adapt(_with_current_names(declared, table), existing)
-    found = differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
+    wanted = _adapt(_use_current_names(declared, table), existing)
+    found = find_differences(wanted, existing, _former_schemas(table), declarable=declared.declarable)
     if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)
@@ -83,11 +83,11 @@ def _former_schemas(table: Table) -> list[Schema]:
     return [schema for schema in schemas if schema.schema_id >= first]
 
 
-def _with_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
+def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
     """Return the declaration with the column names that the table has since `frazil evolve`."""
-    if not (former := former_columns(table.properties)):
+    if not (former := parse_former_columns(table.properties)):
         return declared
-    schema = with_current_names(declared.schema, table.schema(), former)
+    schema = use_current_names(declared.schema, table.schema(), former)
     new = {field.name for field in schema.fields} - {field.name for field in declared.schema.fields}
     relaxable = declared.relaxable and declared.relaxable | new
     return replace(declared, schema=schema, declarable=declared.declarable | new, relaxable=relaxable)
@@ -113,35 +113,39 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
     return Schema(*map(adapt_field, declared.schema.fields), schema_id=declared.schema.schema_id)
 
 
-def refuse_unreadable(coming: Schema, table: str) -> None:
+def check_readable_schema(coming: Schema, table: str) -> None:
     """Raise SpecError for a new column that would prevent some engines from reading the table."""
     for field in coming.fields:
         if field.name.lower() in METADATA_COLUMNS:
-            raise SpecError(f"schema.{field.name}: cannot be added to the table {table}: {OF_ICEBERG}; rename it")
+            raise SpecError(
+                f"schema.{field.name}: cannot be added to the table {table}: {METADATA_COLUMN_PROBLEM}; rename it"
+            )
     for path in coming.column_names:
-        if reason := UNREADABLE.get(str(coming.find_type(path))):
+        if reason := UNREADABLE_TYPES.get(str(coming.find_type(path))):
             raise SpecError(f"schema.{path}: {coming.find_type(path)} cannot be added to the table {table}: {reason}")
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
     """Return the undeclared top-level columns that a stream fills, in the syntax of a declaration: `gate: string`."""
     names = {column.name for column in spec.columns}
-    if former_columns(table.properties):  # building a schema is slow, and an open page calls this for many streams
-        names = {field.name for field in _with_current_names(declared_table(spec), table).schema.fields}
-    return tuple(declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
+    if parse_former_columns(
+        table.properties
+    ):  # building a schema is slow, and an open page calls this for many streams
+        names = {field.name for field in _use_current_names(declared_table(spec), table).schema.fields}
+    return tuple(format_declaration(field) for field in table.schema().fields if field.name not in names | RESERVED)
 
 
-def evolve(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> Growth:
+def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
     """Change a stream's table as its records require, in one update. Returns the accepted changes and the refused
     fields.
 
     Retries if another process changed the table. Raises CommitUnavailable, AccessDenied.
     """
     fixed = frozenset({spec.event_time.column, *RESERVED})
-    with catalog_errors(table.catalog.name):
+    with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
             max_columns = spec.evolution.max_columns
-            found = growth(table.schema(), _former_schemas(table), wanted, max_columns=max_columns, fixed=fixed)
+            found = plan_growth(table.schema(), _former_schemas(table), wanted, max_columns=max_columns, fixed=fixed)
             if not found.changes:
                 return found
             try:
@@ -165,7 +169,7 @@ def _apply(table: Table, changes: Sequence[Change]) -> None:
     """Make the changes in one update, and log them. Raises SpecError for a column that some engines could not read."""
     for change in changes:
         if not isinstance(change, Relaxation):
-            refuse_unreadable(Schema(NestedField(-1, ".".join(change.path), change.type)), table_identifier(table))
+            check_readable_schema(Schema(NestedField(-1, ".".join(change.path), change.type)), table_identifier(table))
     with table.update_schema() as update:
         for change in changes:
             match change:

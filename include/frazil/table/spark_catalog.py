@@ -16,12 +16,12 @@ SPARK_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 S3_FILE_IO = "org.apache.iceberg.aws.s3.S3FileIO"
 SQLITE_BUSY_MS = 30_000
 """How long Spark waits while another process writes to the SQLite database."""
-ATOMIC = "frazil.atomic"
+ATOMIC_PROPERTY = "frazil.atomic"
 """frazil's own property of a REST catalog: the name of its server, one of
 `frazil.table.atomic_catalogs.ATOMIC_SERVERS`.
 """
 
-_RENAMED = {
+_JAVA_NAMES = {
     "s3.region": "client.region",
     "glue.region": "client.region",
     "glue.endpoint": "glue.endpoint",
@@ -34,19 +34,19 @@ _RENAMED = {
 
 _PYTHON_ONLY = frozenset(
     {
-        *("type", "uri", "py-io-impl", "py-catalog-impl", ATOMIC),
+        *("type", "uri", "py-io-impl", "py-catalog-impl", ATOMIC_PROPERTY),
         *("echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
     }
 )
 """PyIceberg properties that are not passed to Spark under the same name."""
 
 
-def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
+def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's property of the catalog and all its subkeys. Raises SpecError if Spark cannot open the catalog."""
     kind = catalog_type(properties)
     translated = _translate_keys(properties)
     if kind == "sql":
-        translated |= _jdbc(name, properties["uri"])
+        translated |= _to_jdbc_properties(name, properties["uri"])
     elif kind in {"rest", "hive"}:
         translated |= {"type": kind, "uri": properties["uri"]}
     elif kind == "glue":
@@ -61,7 +61,7 @@ def spark_catalog(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     return {prefix: SPARK_CATALOG} | {f"{prefix}.{key}": value for key, value in sorted(translated.items())}
 
 
-def jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
+def needed_jar_sets(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the jar sets (`frazil.spark.jars`) that Spark needs to open the catalog."""
     on_postgres = catalog_type(properties) == "sql" and properties.get("uri", "").startswith("postgresql")
     is_signed = properties.get("rest.sigv4-enabled", "").lower() == "true"
@@ -78,7 +78,7 @@ def catalog_type(properties: Mapping[str, str]) -> str:
 
 
 def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
-    translated = {_RENAMED.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
+    translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):
         translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
     elif "s3.endpoint" in translated:
@@ -87,7 +87,7 @@ def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
     return translated
 
 
-def _jdbc(name: str, uri: str) -> dict[str, str]:
+def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
     """Convert an SQLAlchemy URL to the properties of Iceberg's JDBC catalog."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views

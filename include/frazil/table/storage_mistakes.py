@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 from pyiceberg.exceptions import AuthorizationExpiredError
 
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, StorageUnavailable
-from frazil.spec.addresses import OBJECT_STORES, names_store
+from frazil.spec.addresses import OBJECT_STORES, is_object_store_error
 
 MAX_ERROR_CHARACTERS = 600
 """Maximum number of characters that a message quotes from an error. Arrow's text begins with a long key."""
-_DENIED = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+_DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 """Texts in Arrow's errors that mean refused credentials."""
-_OVERLOADED = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
+_OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 """S3's error codes for an overloaded or failing store."""
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
+FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Error numbers of a full disk on this host."""
-_OUTAGES = frozenset({429, 500, 502, 503, 504})
+_OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 """HTTP statuses of an overloaded or failing store."""
 
 
@@ -46,14 +46,16 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
     Returns None for other errors of a local disk, unless the disk of the staged files is full.
     """
     if urlsplit(folder).scheme not in OBJECT_STORES:
-        if error.errno not in FULL_DISK | {errno.EROFS}:
+        if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None
-        what, remedy = ("is full", "Free space on it") if error.errno in FULL_DISK else ("is read-only", "Remount it")
+        what, remedy = (
+            ("is full", "Free space on it") if error.errno in FULL_DISK_ERRORS else ("is read-only", "Remount it")
+        )
         return StorageUnavailable(
             f"the disk of {error.filename or folder} {what}: {_error_text(error)}. {remedy}; the writer is then "
             "restarted, and loses nothing"
         )
-    if error.errno in FULL_DISK:
+    if error.errno in FULL_DISK_ERRORS:
         return None
     # A record is never the cause, and a retry may succeed.
     outage = StorageUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
@@ -69,13 +71,17 @@ def _translate_credentials_error(path: str, error: Exception) -> FrazilError | N
             f"{path}: credentials for the object store are missing: {_error_text(error)}. Configure credentials, "
             "unless those of the host or role are only temporarily unavailable"
         )
-    if has_expired(error):
+    if is_credentials_expiry(error):
         return StorageUnavailable(
             f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
             "credentials when the table is next loaded"
         )
     half = boto is not None and isinstance(error, boto.PartialCredentialsError)
-    if half or isinstance(error, PermissionError) or (names_store(error) and any(s in str(error) for s in _DENIED)):
+    if (
+        half
+        or isinstance(error, PermissionError)
+        or (is_object_store_error(error) and any(s in str(error) for s in _DENIED_TEXTS))
+    ):
         return AccessDenied(
             f"{path}: the object store refuses frazil's credentials: {_error_text(error)}; correct them"
         )
@@ -88,26 +94,26 @@ def _is_outage(error: Exception) -> bool:
     if not isinstance(answer, dict):
         return isinstance(error, ConnectionError | TimeoutError)
     code = answer.get("Error", {}).get("Code")
-    return code in _OVERLOADED or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _OUTAGES
+    return code in _OUTAGE_CODES or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _OUTAGE_STATUSES
 
 
 def is_storage_failure(error: Exception) -> bool:
     """Return whether the error of a commit comes from the storage, and not from the catalog."""
     is_local = isinstance(error, OSError) and error.errno is not None
-    return names_store(error) or (is_local and not isinstance(error, ConnectionError | TimeoutError))
+    return is_object_store_error(error) or (is_local and not isinstance(error, ConnectionError | TimeoutError))
 
 
 def _error_text(error: Exception) -> str:
     return " ".join(str(error).split())[:MAX_ERROR_CHARACTERS]
 
 
-_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
+_EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 """Error codes of S3 and STS for expired credentials. The first also matches `ExpiredTokenException`."""
 
 
-def has_expired(error: BaseException) -> bool:
+def is_credentials_expiry(error: BaseException) -> bool:
     """Return whether the error, or one of its causes, says that credentials have expired."""
-    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _causes(error))
+    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _walk_causes(error))
 
 
 def _has_expiry_code(error: BaseException) -> bool:
@@ -116,10 +122,10 @@ def _has_expiry_code(error: BaseException) -> bool:
     code = response.get("Error", {}).get("Code", "") if isinstance(response, dict) else ""
     # PyArrow's errors, and an executor's error, which arrives as a frazil error, only have the text.
     text = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
-    return any(each in text for each in _CODES)
+    return any(each in text for each in _EXPIRED_CODES)
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _walk_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error and its chain of causes."""
     cause: BaseException | None = error
     while cause is not None:

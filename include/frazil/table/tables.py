@@ -14,14 +14,14 @@ from pyiceberg.table.sorting import SortField, SortOrder
 from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost
-from frazil.spec.addresses import FOLDERS, path_problem
-from frazil.spec.former_columns import former_columns
+from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
+from frazil.spec.former_columns import parse_former_columns
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import catalog_errors, open_existing_catalog
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import FORMAT_VERSION, DeclaredTable, declared_dead_letters, declared_table, table_identifier
 from frazil.table.lost import explain_lost_table, find_remains
-from frazil.table.remains import STATE
-from frazil.table.schema_update import evolutions, evolve_to, refuse_unreadable
+from frazil.table.remains import STATE_FOLDER
+from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)
 
@@ -44,34 +44,34 @@ def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
     return ensure_declared(catalog, declared_dead_letters(spec), spec.name)
 
 
-def check_fits(table: Table, spec: StreamSpec) -> None:
+def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if the table contradicts the declaration.
 
     Missing columns that the writer's next start can add are not a contradiction.
     """
-    evolutions(table, declared_table(spec), spec.name)
+    find_evolutions(table, declared_table(spec), spec.name)
 
 
-def check_stageable(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
+def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables, because others changed
     them.
     """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
-        if missing := evolutions(table, declared, spec.name):
+        if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"stream {spec.name}: the table {table_identifier(table)} does not have all declared columns yet "
                 f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
             )
-    _check_key(main, spec)
+    _check_identifier_fields(main, spec)
 
 
-def _check_key(main: Table, spec: StreamSpec) -> None:
+def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if the identifier fields of an upsert table are not the declared key.
 
     A key column may have been renamed in the table.
     """
-    schema, former = main.schema(), former_columns(main.properties)
+    schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
@@ -92,7 +92,7 @@ def state_location(table: Table, stream: str) -> str:
 
     Spark's remove_orphan_files ignores names that begin with an underscore.
     """
-    return f"{table.location().rstrip('/')}/{STATE}/{stream}"
+    return f"{table.location().rstrip('/')}/{STATE_FOLDER}/{stream}"
 
 
 def may_delete_files(properties: Mapping[str, str]) -> bool:
@@ -105,7 +105,7 @@ def may_delete_files(properties: Mapping[str, str]) -> bool:
 
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
     """Return a declared table of a stream. Creates it if it is missing. Raises as `ensure_table` does."""
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             table = catalog.load_table(declared.identifier)
         except NoSuchTableError:
@@ -122,7 +122,7 @@ def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) ->
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     """Create the namespace and the table. Returns the table, also if another process has created it in the meantime."""
-    refuse_unreadable(declared.schema, declared.identifier)
+    check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
     for depth in range(1, len(parts)):
         _ensure_namespace(catalog, tuple(parts[:depth]))
@@ -169,9 +169,9 @@ def _check_format_version(table: Table) -> None:
 
 def _check_folders(table: Table) -> None:
     """Raise SchemaIncompatible if frazil cannot use a folder of the table."""
-    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDERS}}
+    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
     for name, folder in folders.items():
-        if problem := path_problem(folder):
+        if problem := find_path_problem(folder):
             raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
 
 
@@ -200,7 +200,7 @@ def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema)
 def load_stream_table(spec: StreamSpec) -> Table | None:
     """Load the stream's table; None if it does not exist. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
-    with catalog_errors(catalog.name):
+    with translate_catalog_errors(catalog.name):
         try:
             return catalog.load_table(spec.table.identifier)
         except NoSuchTableError:

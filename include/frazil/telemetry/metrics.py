@@ -14,9 +14,9 @@ from enum import StrEnum
 
 STREAM = ("stream", "table")
 """The labels of a metric about a stream."""
-PARTITION = (*STREAM, "topic", "partition")
+PARTITION_LABELS = (*STREAM, "topic", "partition")
 _UNITS = {"s": "seconds", "By": "bytes"}
-BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+BUCKET_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histograms' buckets, in seconds."""
 
 
@@ -114,7 +114,7 @@ PARTITION_LAG = Metric(
     MetricType.GAUGE,
     "{record}",
     "Records of a topic-partition that are not committed.",
-    PARTITION,
+    PARTITION_LABELS,
     by_partition=True,
 )
 
@@ -129,7 +129,7 @@ Labels = tuple[str, ...]
 class HistogramValues:
     """The values of one series of a histogram, in seconds."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKET_BOUNDS_S) + 1))
     """Number of observations per bucket; the last bucket has no upper bound."""
     total_s: float = 0.0
 
@@ -158,7 +158,7 @@ class MetricValues:
     def observe(self, metric: Metric, labels: Labels, seconds: float) -> None:
         with self._lock:
             times = self.times[metric].setdefault(labels, HistogramValues())
-            times.counts[bisect_left(BOUNDS_S, seconds)] += 1
+            times.counts[bisect_left(BUCKET_BOUNDS_S, seconds)] += 1
             times.total_s += seconds
         for observer in self.observers:
             observer(metric, labels, seconds)

@@ -18,13 +18,13 @@ from opentelemetry.sdk.metrics.view import ExplicitBucketHistogramAggregation, V
 from opentelemetry.sdk.resources import Resource
 
 from frazil import __version__
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
+from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
 """Maximum seconds for which an ending process waits until the last values are sent."""
 
 
-class Otlp:
+class OtlpExporter:
     """Exports the metric values to a collector until `close` is called."""
 
     def __init__(self, meters: MetricValues, *, instance: str, reader: MetricReader | None = None) -> None:
@@ -32,7 +32,7 @@ class Otlp:
         resource = Resource.create({"service.instance.id": instance, "service.version": __version__})
         if str(resource.attributes["service.name"]).startswith("unknown_service"):  # none is declared
             resource = resource.merge(Resource({"service.name": "frazil"}))
-        buckets = ExplicitBucketHistogramAggregation(BOUNDS_S)
+        buckets = ExplicitBucketHistogramAggregation(BUCKET_BOUNDS_S)
         times = View(instrument_name="frazil.*", instrument_type=Histogram, aggregation=buckets)
         self._provider = MeterProvider(
             [reader or PeriodicExportingMetricReader(OTLPMetricExporter())],

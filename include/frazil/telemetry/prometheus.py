@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 from typing import Any
 
-from frazil.telemetry.metrics import BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
+from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 log = logging.getLogger(__name__)
 
@@ -20,32 +20,32 @@ PATH = "/metrics"
 REQUEST_TIMEOUT_S = 10.0
 
 
-def exposition(meters: MetricValues) -> str:
+def format_exposition(meters: MetricValues) -> str:
     """Return the metrics that have series, in Prometheus' text format."""
     lines: list[str] = []
     for metric in METRICS:
-        if samples := [*_samples(meters, metric)]:
+        if samples := [*_format_samples(meters, metric)]:
             name = metric.prometheus
             lines += [f"# HELP {name} {metric.description}", f"# TYPE {name} {metric.type}", *samples]
     return "\n".join([*lines, ""])
 
 
-def _samples(meters: MetricValues, metric: Metric) -> Iterator[str]:
+def _format_samples(meters: MetricValues, metric: Metric) -> Iterator[str]:
     name = metric.prometheus
     if metric.type is not MetricType.HISTOGRAM:
         for labels, value in sorted(meters.series(metric).items()):
-            yield f"{name}{_labels(metric, labels)} {_number(value)}"
+            yield f"{name}{_format_labels(metric, labels)} {_format_number(value)}"
         return
     for labels, times in meters.histograms(metric):
         below = 0
-        for bound, count in zip((*map(_number, BOUNDS_S), "+Inf"), times.counts, strict=True):
+        for bound, count in zip((*map(_format_number, BUCKET_BOUNDS_S), "+Inf"), times.counts, strict=True):
             below += count
-            yield f"{name}_bucket{_labels(metric, labels, le=bound)} {below}"
-        yield f"{name}_sum{_labels(metric, labels)} {_number(times.total_s)}"
-        yield f"{name}_count{_labels(metric, labels)} {below}"
+            yield f"{name}_bucket{_format_labels(metric, labels, le=bound)} {below}"
+        yield f"{name}_sum{_format_labels(metric, labels)} {_format_number(times.total_s)}"
+        yield f"{name}_count{_format_labels(metric, labels)} {below}"
 
 
-def _labels(metric: Metric, values: Labels, **more: str) -> str:
+def _format_labels(metric: Metric, values: Labels, **more: str) -> str:
     named = [*zip(metric.labels, values, strict=False), *more.items()]
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in named) + "}"
 
@@ -54,11 +54,11 @@ def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
 
 
-class Endpoint:
+class MetricsEndpoint:
     """Serves the metrics on the first free port of a range, until `close` is called."""
 
     def __init__(self, meters: MetricValues, *, host: str, ports: range) -> None:
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != PATH:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
-        body = exposition(self.server.meters).encode()
+        body = format_exposition(self.server.meters).encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(body)))

@@ -7,7 +7,7 @@ from frazil.events import BatchCommitted, Event, LagMeasured
 from frazil.host.heartbeat import StallKind
 from frazil.telemetry import metrics as m
 
-GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
+WRITER_GAUGES = (m.LAG, m.FRESHNESS, m.BACKPRESSURE, m.STALLED, m.OUTAGE, m.THROTTLED, m.NOTICES, m.PARTITION_LAG)
 """Gauges whose series are removed when the writer ends."""
 
 
@@ -33,7 +33,7 @@ class StreamMetrics:
     def ended(self) -> None:
         """Remove the writer's gauges. Counters are kept, because a later writer in this process may continue them."""
         self._meters.set(m.WRITER_RUNNING, self._labels, 0)
-        for gauge in GAUGES:
+        for gauge in WRITER_GAUGES:
             self._meters.forget(gauge, self._labels)
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
@@ -43,7 +43,7 @@ class StreamMetrics:
             case events.PhaseBegan() if self._in_outage:
                 self._in_outage = False
                 set_(m.OUTAGE, labels, self._behind)
-            case events.OutageMet() if not self._in_outage:
+            case events.OutageReported() if not self._in_outage:
                 self._in_outage = True
                 set_(m.OUTAGE, labels, 1)
                 add(m.OUTAGES, labels)
@@ -74,7 +74,7 @@ class StreamMetrics:
                 add(m.FUTURE, labels, rows)
             case events.RecordsSkipped():
                 add(m.SKIPS, labels)
-            case events.NoticeGiven(replaces=""):
+            case events.NoticeIssued(replaces=""):
                 add(m.NOTICES, labels)
 
     def _add_batch(self, at_ms: int, batch: BatchCommitted) -> None:

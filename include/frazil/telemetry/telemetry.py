@@ -15,7 +15,7 @@ from frazil import clock
 from frazil.events import Sink
 from frazil.spec.model import StreamSpec
 from frazil.telemetry.metrics import MetricValues
-from frazil.telemetry.prometheus import Endpoint
+from frazil.telemetry.prometheus import MetricsEndpoint
 from frazil.telemetry.sink import StreamMetrics
 
 log = logging.getLogger(__name__)
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 class Telemetry:
     """Context manager that publishes the metrics of one process. Without settings, it does nothing."""
 
-    def __init__(self, settings: Settings | None = None, *, application: str = "") -> None:
+    def __init__(self, settings: MetricsSettings | None = None, *, application: str = "") -> None:
         """Prepare publishing. Nothing is published before `__enter__`.
 
         `application` is part of the process's name in an OpenTelemetry collector, with host and pid.
         """
-        self.settings = settings or Settings()
+        self.settings = settings or MetricsSettings()
         self.meters = MetricValues()
-        self.endpoint: Endpoint | None = None
+        self.endpoint: MetricsEndpoint | None = None
         self._application = application
         self._closing = ExitStack()
 
     @classmethod
     def from_environment(cls, application: str, environment: Mapping[str, str] = os.environ) -> Telemetry:
-        return cls(Settings.load(environment), application=application)
+        return cls(MetricsSettings.load(environment), application=application)
 
     def __enter__(self) -> Telemetry:
         for problem in self.settings.problems:
@@ -81,36 +81,37 @@ class Telemetry:
     def _serve(self) -> None:
         s = self.settings
         try:
-            self.endpoint = Endpoint(self.meters, host=s.host, ports=s.ports)
+            self.endpoint = MetricsEndpoint(self.meters, host=s.host, ports=s.ports)
         except OSError as error:
             raise OSError(
-                f"no port in {s.host}:{s.ports[0]}-{s.ports[-1]} is available ({error}); set {LISTEN} to other ports"
+                f"no port in {s.host}:{s.ports[0]}-{s.ports[-1]} is available ({error}); set {LISTEN_VARIABLE} to "
+                "other ports"
             ) from error
         self._closing.callback(self.endpoint.close)
         log.info("serving metrics for Prometheus at %s", self.endpoint.address)
 
     def _export(self) -> None:
         try:
-            from frazil.telemetry.otlp import Otlp  # needs the extra, and imports for half a second
+            from frazil.telemetry.otlp import OtlpExporter  # needs the extra, and imports for half a second
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error}. Install frazil[telemetry]") from error
         instance = "/".join(filter(None, (self._application, socket.gethostname(), str(os.getpid()))))
-        self._closing.callback(Otlp(self.meters, instance=instance).close)
+        self._closing.callback(OtlpExporter(self.meters, instance=instance).close)
         log.info("sending metrics with OTLP, as configured by OpenTelemetry's own variables")
 
 
-EXPORTS = "FRAZIL_METRICS"
-LISTEN = "FRAZIL_METRICS_LISTEN"
-PARTITIONS = "FRAZIL_METRICS_PARTITIONS"
+EXPORTERS_VARIABLE = "FRAZIL_METRICS"
+LISTEN_VARIABLE = "FRAZIL_METRICS_LISTEN"
+PARTITIONS_VARIABLE = "FRAZIL_METRICS_PARTITIONS"
 
-LISTEN_DEFAULT = "127.0.0.1:9464-9563"
+DEFAULT_LISTEN = "127.0.0.1:9464-9563"
 """OpenTelemetry's port for Prometheus, and the next 99. Each writer application on a host uses the first free port."""
 _LISTEN = re.compile(r"(?P<host>\[[0-9a-fA-F:]+\]|[^\s:]+):(?P<first>\d{1,5})(-(?P<last>\d{1,5}))?")
 _EXPORTERS = ("prometheus", "otlp")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MetricsSettings:
     """Settings of the published metrics, from environment variables."""
 
     prometheus: bool = False
@@ -122,25 +123,26 @@ class Settings:
     """Errors in the settings. They do not stop the writer."""
 
     @classmethod
-    def load(cls, environment: Mapping[str, str]) -> Settings:
+    def load(cls, environment: Mapping[str, str]) -> MetricsSettings:
         """Read the settings from an environment; by default nothing is published."""
-        names = [name.strip().lower() for name in environment.get(EXPORTS, "").split(",") if name.strip()]
+        names = [name.strip().lower() for name in environment.get(EXPORTERS_VARIABLE, "").split(",") if name.strip()]
         problems = [
-            f"{EXPORTS} contains {name!r}; allowed, separated by commas: {', '.join(_EXPORTERS)}"
+            f"{EXPORTERS_VARIABLE} contains {name!r}; allowed, separated by commas: {', '.join(_EXPORTERS)}"
             for name in names
             if name not in _EXPORTERS
         ]
-        host, ports = _parse_address(environment.get(LISTEN) or LISTEN_DEFAULT)
+        host, ports = _parse_address(environment.get(LISTEN_VARIABLE) or DEFAULT_LISTEN)
         if "prometheus" in names and not ports:
             problems.append(
-                f"{LISTEN} is {environment[LISTEN]!r}, which is not an address with ports such as {LISTEN_DEFAULT}"
+                f"{LISTEN_VARIABLE} is {environment[LISTEN_VARIABLE]!r}, which is not an address with ports such as "
+                f"{DEFAULT_LISTEN}"
             )
         return cls(
             prometheus="prometheus" in names and bool(ports),
             otlp="otlp" in names,
             host=host,
             ports=ports,
-            partitions=environment.get(PARTITIONS, "").lower() in {"1", "true", "yes", "on"},
+            partitions=environment.get(PARTITIONS_VARIABLE, "").lower() in {"1", "true", "yes", "on"},
             problems=tuple(problems),
         )
 

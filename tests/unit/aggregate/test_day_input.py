@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
-from frazil.aggregate.day_input import DayInput, choose_input, day_signals, held_windows, is_complete, reuse_input
+from frazil.aggregate.day_input import DayInput, choose_input, held_windows, is_complete, load_day_signals, reuse_input
 from frazil.aggregate.spec import AggregationSpec
 from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
@@ -77,7 +77,7 @@ def choose(catalog: Catalog, signals: Iterable[Signal]) -> DayInput:
     seen = TableSignals.load(catalog, SPEC.source)
     cursor = Cursor(Grain.HOUR, 0, 0, 0)
     assert append_signals(catalog, Append(seen, (*signals, signal("2013-12-31T00", revision=9)), cursor), clock_ms=0)
-    return choose_input(catalog, SPEC, DAY, day_signals(catalog, SPEC, DAY))
+    return choose_input(catalog, SPEC, DAY, load_day_signals(catalog, SPEC, DAY))
 
 
 def test_a_complete_day_is_read_at_the_newest_snapshot_that_a_signal_names(catalog: Catalog, table: Table) -> None:

@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 
 from frazil.aggregate.day_input import DayInput, input_summary
 from frazil.aggregate.run import DayRun
-from frazil.lineage.facts import RunFacts, State
+from frazil.lineage.facts import LineageState, RunFacts
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.table.catalogs import load_catalog
 from tests.unit.aggregate.test_day_input import DAY, SPEC
@@ -24,14 +24,14 @@ ON = {"OPENLINEAGE_URL": "http://127.0.0.1:1"}
 
 class Backend:
     def __init__(self) -> None:
-        self.events: list[tuple[State, RunFacts]] = []
+        self.events: list[tuple[LineageState, RunFacts]] = []
         self.job = ""
 
     def connect(self, _: object, job: str) -> Any:
         self.job = job
         return self
 
-    def send(self, state: State, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
+    def send(self, state: LineageState, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
         self.events.append((state, reported))
 
     def close(self, timeout_s: float) -> None: ...
@@ -68,7 +68,7 @@ def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_f
         written = target.current_snapshot()
         target.append(ROWS)
     (_, before), (state, after) = backend.events
-    assert (backend.job, state) == ("aggregation.sales", State.COMPLETE)
+    assert (backend.job, state) == ("aggregation.sales", LineageState.COMPLETE)
     assert [(one.identifier, one.snapshot_id) for one in before.inputs] == [(SPEC.source, read.snapshot_id)]
     assert before.output is None
     assert after.inputs == before.inputs
@@ -87,7 +87,7 @@ def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: 
     with openlineage_jobs(ON, connect=backend.connect) as jobs, DayRun(catalog, SPEC, DAY, read).report(jobs):
         pass
     state, after = backend.events[-1]
-    assert (state, after.totals) == (State.COMPLETE, None)
+    assert (state, after.totals) == (LineageState.COMPLETE, None)
 
 
 def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source: Table) -> None:
@@ -99,8 +99,8 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
     ):
         raise ValueError("no such column")
     assert [(state, reported.error) for state, reported in backend.events] == [
-        (State.START, None),
-        (State.FAIL, "ValueError: no such column"),
+        (LineageState.START, None),
+        (LineageState.FAIL, "ValueError: no such column"),
     ]
 
 
@@ -110,8 +110,8 @@ def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_repor
     with openlineage_jobs(ON, connect=backend.connect) as jobs, run.report(jobs):
         pass
     assert [(state, reported.inputs, reported.output) for state, reported in backend.events] == [
-        (State.START, (), None),
-        (State.COMPLETE, (), None),
+        (LineageState.START, (), None),
+        (LineageState.COMPLETE, (), None),
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from frazil.aggregate.due import AggregatedDays, WaitingDay, decide_waiting, is_aggregated, late_days
+from frazil.aggregate.due import AggregatedDays, WaitingDay, is_aggregated, select_late_days, select_waiting_days
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
@@ -35,37 +35,37 @@ def signals(grain: Grain = Grain.HOUR) -> list[Signal]:
 def test_a_day_waits_from_its_last_signal_until_the_target_has_it_at_these_revisions(grain: Grain) -> None:
     hours = signals(grain)
     last = hours[-1]
-    (found,) = decide_waiting(hours, AggregatedDays({}))
+    (found,) = select_waiting_days(hours, AggregatedDays({}))
     assert found == WaitingDay(DAY, "1", last.signalled_at_ms)
-    assert decide_waiting(hours, AggregatedDays({DAY: ("1", 10)})) == ()
-    assert decide_waiting(hours, AggregatedDays({DAY: ("none", last.sequence_number)})) == (), (
+    assert select_waiting_days(hours, AggregatedDays({DAY: ("1", 10)})) == ()
+    assert select_waiting_days(hours, AggregatedDays({DAY: ("none", last.sequence_number)})) == (), (
         "a run by hand read as much"
     )
-    assert decide_waiting(hours, AggregatedDays({DAY: ("none", last.sequence_number - 1)})) == (found,), (
+    assert select_waiting_days(hours, AggregatedDays({DAY: ("none", last.sequence_number - 1)})) == (found,), (
         "a run came early"
     )
     reopened = dataclasses.replace(hours[0], revision=2, sequence_number=99, signalled_at_ms=999)
-    (again,) = decide_waiting([reopened, *hours[1:]], AggregatedDays({DAY: ("1", 33)}))
+    (again,) = select_waiting_days([reopened, *hours[1:]], AggregatedDays({DAY: ("1", 33)}))
     assert (again.since_ms, again.revisions) == (999, f'{{"{reopened.partition}":2}}')
 
 
 def test_an_open_or_held_day_does_not_wait() -> None:
     hours = signals()
     held = [*hours[:-1], dataclasses.replace(hours[-1], state=SignalState.HELD)]
-    assert decide_waiting(hours[:-1], AggregatedDays({})) == decide_waiting(held, AggregatedDays({})) == ()
-    assert decide_waiting([], AggregatedDays({})) == ()
+    assert select_waiting_days(hours[:-1], AggregatedDays({})) == select_waiting_days(held, AggregatedDays({})) == ()
+    assert select_waiting_days([], AggregatedDays({})) == ()
 
 
 def test_a_target_whose_history_was_expired_says_nothing_of_older_days() -> None:
     hours = signals()
-    assert decide_waiting(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms + 1)) == ()
-    assert len(decide_waiting(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms))) == 1
+    assert select_waiting_days(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms + 1)) == ()
+    assert len(select_waiting_days(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms))) == 1
 
 
 def test_a_day_is_late_after_the_time_that_is_declared() -> None:
     day = WaitingDay(DAY, "1", 1_000)
-    assert late_days([day], within=timedelta(seconds=1), now_ms=2_000) == ()
-    assert late_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
+    assert select_late_days([day], within=timedelta(seconds=1), now_ms=2_000) == ()
+    assert select_late_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
 
 
 def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:  # noqa: ARG001

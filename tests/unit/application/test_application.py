@@ -21,7 +21,7 @@ from frazil.application.engine import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
-from frazil.host.endings import WITH_APPLICATION
+from frazil.host.endings import ENDED_WITH_APPLICATION
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest, ProcessState
@@ -29,10 +29,10 @@ from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.records import read_exits
 from frazil.spec.load import load_streams
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.stream.hosting import Hosting
-from frazil.supervise.desired import open_desired
-from frazil.supervise.observed import Unreadable
+from frazil.supervise.desired import open_desired_store
+from frazil.supervise.observed import UnreadableState
 from frazil.supervise.supervised import ApplicationProgram, WriterProgram
 from frazil.supervise.supervisor import Supervisor
 from tests.polling import eventually
@@ -149,7 +149,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
     assert (seen.process, seen.launch and seen.launch.application) == (ProcessState.HOSTED, "small")
     spec = shared.application._streams.declared["a"].spec
     assert spec is not None
-    status = stream_state(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
+    status = read_stream_state(spec, now_ms=seen.launch.launched_at_ms if seen.launch else 0)
     assert status.writer.state == "running in a shared application"
     with pytest.raises(WriterBusy, match="the application small runs the writer: stop it with `frazil pause a`"):
         WriterLock(run_folder("a")).acquire()
@@ -162,7 +162,7 @@ def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_go_on(shared: 
     assert [e.code for e in read_exits(run_folder("b"))] == [OffsetGap.exit_code]
     assert shared.runs("a", "c")
     assert (shared.starts("a"), shared.starts("b"), shared.starts("c")) == (1, 1, 1)
-    open_desired(shared.application._streams.declared["b"].spec).resume(by="ana", reason="it is reset")  # type: ignore[arg-type]
+    open_desired_store(shared.application._streams.declared["b"].spec).resume(by="ana", reason="it is reset")  # type: ignore[arg-type]
     shared.until(lambda: shared.runs("b"))
 
 
@@ -193,7 +193,7 @@ def test_streams_are_added_changed_paused_and_broken_without_touching_the_others
     shared.declare("d")
     shared.declare("a", extra="lateness: 1h")
     (shared.streams / "c.yaml").write_text("name: c\napplication: small\nsauce: nothing\n")
-    desired = open_desired(shared.application._streams.declared["b"].spec)  # type: ignore[arg-type]
+    desired = open_desired_store(shared.application._streams.declared["b"].spec)  # type: ignore[arg-type]
     desired.pause(by="ana", reason="for a test")
     shared.until(lambda: shared.runs("d") and shared.starts("a") == 2 and shared.runs("a") and not shared.runs("b"))
     assert shared.runs("c"), "a broken file must not end a writer that runs"
@@ -234,7 +234,7 @@ def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(
     eventually(lambda: shared.whole.failed is not None)
     with pytest.raises(WorkerDied, match="the JVM died"):
         shared.application.run()
-    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
+    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, ENDED_WITH_APPLICATION)]
     heartbeat = Heartbeat.read(open_exchange(run_folder("small")))
     assert heartbeat is not None
     assert (heartbeat.phase, heartbeat.error) == ("ended", "the JVM died")
@@ -251,7 +251,7 @@ def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_kil
     monkeypatch.setattr(module, "KILL_TIMEOUT_S", -1.0)
     with pytest.raises(WorkerDied, match="the writer of stream 'b' hangs"):
         shared.application.run()
-    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, WITH_APPLICATION)]
+    assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, ENDED_WITH_APPLICATION)]
     assert launcher.is_running, "nobody waits for it"
     FakeWriter.hangs.clear()
     launcher.stop(force=False)
@@ -343,7 +343,7 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
 def test_an_application_named_like_a_stream_is_left_alone_until_one_is_renamed(shared: Shared) -> None:
     shared.declare("small", application="other")
     read = ApplicationProgram("small", shared.streams, Path("never")).supervised(clock=lambda: 0).read()
-    assert read == Unreadable("a stream and an application are both named 'small'; rename one of them")
+    assert read == UnreadableState("a stream and an application are both named 'small'; rename one of them")
 
 
 def test_commands_take_the_name_of_an_application_for_all_of_its_streams(shared: Shared) -> None:

@@ -12,10 +12,10 @@ from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, PrimitiveType, StringType, UUIDType
 
-from frazil.audit.changed_keys import MAX_KEYS, ChangedKeys, changed_keys
+from frazil.audit.changed_keys import MAX_LISTED_KEYS, ChangedKeys, find_changed_keys
 from frazil.merge.contract import MergeContext, MergeRules, MergeTask
-from frazil.merge.table_files import Reader
-from frazil.merge.task import merge
+from frazil.merge.table_files import TableFileReader
+from frazil.merge.task import run_merge_task
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
 
@@ -32,9 +32,9 @@ class Audited:
         """Keys of a merge that is not committed, as the audit's."""
         table = self.table
         task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
-        result = merge(MergeContext("s", table.rules, table.changes, table.target), task)
-        reader = Reader(load_file_io({}, location=table.target.folder), {})
-        return changed_keys([(task, result)], reader, table.schema, self.key, {"t"}, shared=shared)
+        result = run_merge_task(MergeContext("s", table.rules, table.changes, table.target), task)
+        reader = TableFileReader(load_file_io({}, location=table.target.folder), {})
+        return find_changed_keys([(task, result)], reader, table.schema, self.key, {"t"}, shared=shared)
 
 
 def row(*key: Any, note: str | None = None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_a_file_all_of_whose_rows_leave_has_no_delete_file_to_tell_them(tmp_path
 def test_the_first_ten_keys_are_named_in_order(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType())
     named = audited.keys([row(n) for n in reversed(range(25))]).inserted
-    assert [key["k1"] for key in named] == [*range(MAX_KEYS)]
+    assert [key["k1"] for key in named] == [*range(MAX_LISTED_KEYS)]
 
 
 def test_none_is_named_where_others_wrote_a_key_twice(tmp_path: Path) -> None:

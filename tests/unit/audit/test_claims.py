@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from frazil.audit.findings import FindingKind
-from frazil.audit.run import audit_stream
-from frazil.commit.marker_change import adopt, forget
+from frazil.audit.stream_audit import audit_stream
+from frazil.commit.marker_changes import adopt, forget
 from frazil.spec.model import StreamSpec
 from tests.made_batches import MadeStream
 

@@ -10,8 +10,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.compare import compare, compare_counts, compare_repeats, counted_once, missing
-from frazil.audit.evidence import Evidence, InKafka
+from frazil.audit.compare import (
+    compare_counts,
+    compare_partition,
+    compare_repeats,
+    find_missing_offsets,
+    is_counted_once,
+)
+from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, Group
 from frazil.offsets.spans import offset_bitmap
@@ -38,7 +44,7 @@ class World:
             ranges=tuple(self._range(a, b) for a, b in zip(self.bounds, self.bounds[1:], strict=False)),
             rows=OffsetTally(landed),
             dead_letters=OffsetTally(sorted(self.rejected) if dead_letters is None else dead_letters),
-            kafka=InKafka(0, BitMap64(sorted(self.kafka))),
+            kafka=RemainingOffsets(0, BitMap64(sorted(self.kafka))),
         )
 
     def _range(self, start: int, end: int) -> CommittedRange:
@@ -61,8 +67,8 @@ def wrong(found: tuple[Finding, ...]) -> list[tuple[FindingKind, int]]:
 
 @given(worlds())
 def test_what_landed_exactly_once_is_clean_with_and_without_kafka(world: World):
-    assert compare(world.evidence()) == ()
-    assert compare(replace(world.evidence(), kafka=None)) == ()
+    assert compare_partition(world.evidence()) == ()
+    assert compare_partition(replace(world.evidence(), kafka=None)) == ()
 
 
 @given(worlds(), st.data())
@@ -70,7 +76,7 @@ def test_rows_that_are_there_twice_are_duplicates_and_nothing_else(world: World,
     landed = sorted(world.kafka - world.rejected)
     assume(landed)
     again = data.draw(st.lists(st.sampled_from(landed), min_size=1))
-    assert wrong(compare(world.evidence(rows=landed + again))) == [(FindingKind.DUPLICATES, len(again))]
+    assert wrong(compare_partition(world.evidence(rows=landed + again))) == [(FindingKind.DUPLICATES, len(again))]
 
 
 @given(worlds(), st.data())
@@ -79,9 +85,9 @@ def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(w
     assume(landed)
     gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
     harmed = world.evidence(rows=[o for o in landed if o not in gone])
-    assert wrong(compare(harmed)) == [(FindingKind.MISSING, len(gone))]
-    assert set(missing(harmed)) == gone
-    assert wrong(compare(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
+    assert wrong(compare_partition(harmed)) == [(FindingKind.MISSING, len(gone))]
+    assert set(find_missing_offsets(harmed)) == gone
+    assert wrong(compare_partition(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
 
 @given(worlds(), st.data())
@@ -89,8 +95,8 @@ def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObjec
     assume(world.rejected)
     gone = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(dead_letters=sorted(world.rejected - gone))
-    assert (FindingKind.MISSING, len(gone)) in wrong(compare(harmed))
-    assert wrong(compare(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
+    assert (FindingKind.MISSING, len(gone)) in wrong(compare_partition(harmed))
+    assert wrong(compare_partition(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
 
 @given(worlds(), st.data())
@@ -98,13 +104,13 @@ def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: s
     assume(world.rejected)
     both = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(rows=sorted((world.kafka - world.rejected) | both))
-    assert (FindingKind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare(harmed))
+    assert (FindingKind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare_partition(harmed))
 
 
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
 def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
     landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]
-    assert wrong(compare(world.evidence(rows=landed))) == [(FindingKind.UNCLAIMED, len(beyond))]
+    assert wrong(compare_partition(world.evidence(rows=landed))) == [(FindingKind.UNCLAIMED, len(beyond))]
 
 
 def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
@@ -116,16 +122,16 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
         ranges=(CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(20, 30, 10, 0, TOPIC_ID)),
         rows=OffsetTally([*range(10), *range(20, 30)]),
         dead_letters=OffsetTally(),
-        kafka=InKafka(0, offset_bitmap(0, 30)),
+        kafka=RemainingOffsets(0, offset_bitmap(0, 30)),
     )
-    (note,) = compare(skipping)
+    (note,) = compare_partition(skipping)
     assert (note.kind, note.count, "10 to 19" in note.sentence) == (FindingKind.SKIPPED, 10, True)
-    assert wrong(compare(replace(skipping, rows=OffsetTally(range(30))))) == [(FindingKind.UNCLAIMED, 10)]
+    assert wrong(compare_partition(replace(skipping, rows=OffsetTally(range(30))))) == [(FindingKind.UNCLAIMED, 10)]
     (first, *_) = skipping.ranges
     at_once = replace(skipping, ranges=(first,), rows=OffsetTally(range(10)))
-    (note,) = compare(at_once)
+    (note,) = compare_partition(at_once)
     assert (note.kind, note.count, "10 to 29" in note.sentence) == (FindingKind.SKIPPED, 20, True), "before a commit"
-    assert compare(replace(at_once, marker=5)) == (), "back is no skip"
+    assert compare_partition(replace(at_once, marker=5)) == (), "back is no skip"
 
 
 def test_a_gap_that_was_skipped_and_accepted_is_named_and_counted_once():
@@ -133,10 +139,12 @@ def test_a_gap_that_was_skipped_and_accepted_is_named_and_counted_once():
     evidence = Evidence(
         "t", 0, 80, TOPIC_ID, ranges, OffsetTally([*range(50), *range(70, 80)]), OffsetTally(), given_up=((50, 70),)
     )
-    (note,) = compare(evidence)
+    (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.SKIPPED, 20)
     assert note.sentence.endswith("on-gap: 50 to 69")
-    (wider,) = compare(replace(evidence, rows=OffsetTally([*range(48), *range(70, 80)]), given_up=((48, 70),)))
+    (wider,) = compare_partition(
+        replace(evidence, rows=OffsetTally([*range(48), *range(70, 80)]), given_up=((48, 70),))
+    )
     assert (wider.count, wider.sentence.endswith("on-gap: 48 to 69")) == (22, True)
 
 
@@ -149,24 +157,31 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
         ranges=(CommittedRange(0, 100, 100, 0, TOPIC_ID),),
         rows=OffsetTally(range(100)),
         dead_letters=OffsetTally(),
-        kafka=InKafka(60, offset_bitmap(60, 100)),
+        kafka=RemainingOffsets(60, offset_bitmap(60, 100)),
     )
-    (note,) = compare(evidence)
+    (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.UNCHECKED, 60)
     assert note.sentence == (
         "Kafka no longer has offsets before 60: 60 committed offsets were checked against commit records only"
     )
     lacking = replace(evidence, rows=OffsetTally([*range(50), *range(55, 100)]))
-    assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 5)]
+    assert wrong(compare_partition(lacking)) == [(FindingKind.MISCOUNTED, 5)]
 
 
 def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence(
-        "t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally(), InKafka(0, offset_bitmap(0, 3))
+        "t",
+        0,
+        3,
+        TOPIC_ID,
+        ranges,
+        OffsetTally([*range(5), *range(3)]),
+        OffsetTally(),
+        RemainingOffsets(0, offset_bitmap(0, 3)),
     )
-    assert wrong(compare(evidence)) == []
-    assert wrong(compare(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [
+    assert wrong(compare_partition(evidence)) == []
+    assert wrong(compare_partition(replace(evidence, rows=OffsetTally([*range(5), *range(3), 4])))) == [
         (FindingKind.DUPLICATES, 1)
     ]
 
@@ -175,12 +190,12 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     """People delete what is named."""
     ranges = (CommittedRange(0, 43, 43, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(43), *range(7)]), OffsetTally())
-    assert compare(evidence) == ()
+    assert compare_partition(evidence) == ()
     copied = replace(evidence, rows=OffsetTally([*range(43), *range(7), 17]))
-    (found,) = compare(copied)
+    (found,) = compare_partition(copied)
     assert (found.kind, found.sentence) == (FindingKind.DUPLICATES, "1 row too many in the table, at offset 17")
     thrice = replace(evidence, rows=OffsetTally([*range(43), *range(7), 3, 17]))
-    (found,) = compare(thrice)
+    (found,) = compare_partition(thrice)
     assert (found.count, found.sentence) == (
         2,
         "2 rows too many in the table, at offset 17, or at offsets that several topics of this name had",
@@ -190,8 +205,8 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
 def test_rows_of_a_former_topic_of_the_name_are_not_compared_with_kafka():
     ranges = (CommittedRange(0, 43, 42, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(42), *range(7)]), OffsetTally())
-    assert compare(evidence) == (), "commit records alone say nothing of Kafka"
-    (note,) = compare(replace(evidence, kafka=InKafka(0, offset_bitmap(0, 7))))
+    assert compare_partition(evidence) == (), "commit records alone say nothing of Kafka"
+    (note,) = compare_partition(replace(evidence, kafka=RemainingOffsets(0, offset_bitmap(0, 7))))
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 42)
     assert note.sentence == "42 rows are of a former topic of this name and cannot be compared with Kafka"
 
@@ -201,7 +216,7 @@ def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():
         "t", 0, 10, TOPIC_ID, (CommittedRange(0, 10, 10, 0, TOPIC_ID),), OffsetTally([*range(10), 2, 8]),
         OffsetTally(), rewritten=((5, 10),),
     )  # fmt: skip
-    (found, _) = compare(evidence)
+    (found, _) = compare_partition(evidence)
     assert (found.count, found.sentence) == (1, "1 row too many in the table, at offset 2")
 
 
@@ -209,44 +224,44 @@ def test_rows_of_before_the_first_commit_record_are_a_note():
     evidence = Evidence(
         "t", 0, 20, TOPIC_ID, (CommittedRange(10, 20, 10, 0, TOPIC_ID),), OffsetTally(range(5, 20)), OffsetTally()
     )
-    (note,) = compare(evidence)
+    (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 5)
 
 
 def test_one_offset_that_a_backfill_read_again_hides_no_row_of_its_batch():
     ranges = (CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(19, 20, 1, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(100)), OffsetTally())
-    assert compare(evidence) == ()
+    assert compare_partition(evidence) == ()
     lacking = replace(evidence, rows=OffsetTally(range(19, 100)))
-    assert wrong(compare(lacking)) == [(FindingKind.MISCOUNTED, 19)]
-    retained = replace(lacking, kafka=InKafka(50, offset_bitmap(50, 100)))
-    assert wrong(compare(retained)) == [(FindingKind.MISCOUNTED, 19)]
+    assert wrong(compare_partition(lacking)) == [(FindingKind.MISCOUNTED, 19)]
+    retained = replace(lacking, kafka=RemainingOffsets(50, offset_bitmap(50, 100)))
+    assert wrong(compare_partition(retained)) == [(FindingKind.MISCOUNTED, 19)]
 
 
 def test_overlapping_ranges_of_sparse_offsets_are_not_compared_unless_kafka_has_them():
     ranges = (CommittedRange(0, 100, 50, 0, TOPIC_ID), CommittedRange(40, 60, 10, 0, TOPIC_ID))
     even = BitMap64(range(0, 100, 2))
     evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(list(even)), OffsetTally())
-    (note,) = compare(evidence)
+    (note,) = compare_partition(evidence)
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 10)
-    assert compare(replace(evidence, kafka=InKafka(0, even))) == ()
+    assert compare_partition(replace(evidence, kafka=RemainingOffsets(0, even))) == ()
 
 
 def test_overlapping_ranges_without_holes_are_compared_row_for_row():
     ranges = (CommittedRange(0, 100, 98, 2, TOPIC_ID), CommittedRange(50, 150, 100, 0, TOPIC_ID))
     dead_letters = OffsetTally([10, 20])
     evidence = Evidence("t", 0, 150, TOPIC_ID, ranges, OffsetTally(sorted(set(range(150)) - {10, 20})), dead_letters)
-    assert compare(evidence) == ()
+    assert compare_partition(evidence) == ()
     lacking = replace(evidence, rows=OffsetTally(sorted(set(range(150)) - {5, 10, 20, 140})))
-    assert [(f.kind, f.count) for f in compare(lacking)] == [(FindingKind.MISCOUNTED, 2)]
+    assert [(f.kind, f.count) for f in compare_partition(lacking)] == [(FindingKind.MISCOUNTED, 2)]
 
 
 def test_ranges_of_which_some_cover_the_others_without_holes_are_compared():
     sparse = CommittedRange(10, 90, 20, 0, TOPIC_ID)
     ranges = (CommittedRange(0, 50, 50, 0, TOPIC_ID), sparse, CommittedRange(50, 100, 50, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(100)), OffsetTally())
-    assert compare(evidence) == ()
-    assert wrong(compare(replace(evidence, rows=OffsetTally(range(97))))) == [(FindingKind.MISCOUNTED, 3)]
+    assert compare_partition(evidence) == ()
+    assert wrong(compare_partition(replace(evidence, rows=OffsetTally(range(97))))) == [(FindingKind.MISCOUNTED, 3)]
 
 
 @given(worlds(), st.data())
@@ -256,11 +271,11 @@ def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data:
     again = [world._range(a, b) for a, b in spans_ if a < b]
     evidence = replace(world.evidence(), kafka=None)
     evidence = replace(evidence, ranges=(*evidence.ranges, *again))
-    assert wrong(compare(evidence)) == []
+    assert wrong(compare_partition(evidence)) == []
     landed = sorted(world.kafka - world.rejected)
     assume(landed)
     gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
-    found = compare(replace(evidence, rows=OffsetTally([o for o in landed if o not in gone])))
+    found = compare_partition(replace(evidence, rows=OffsetTally([o for o in landed if o not in gone])))
     assert [f for f in found if f.kind.is_wrong or f.kind is FindingKind.NOT_COMPARED]
     assert sum(f.count for f in found) >= len(gone), "the finding, or what was not compared, covers every missing row"
 
@@ -268,9 +283,9 @@ def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data:
 def test_a_range_without_offsets_makes_no_range_around_it_inexact():
     ranges = (CommittedRange(0, 10, 8, 0, TOPIC_ID), CommittedRange(5, 5, 0, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally())
-    assert counted_once(evidence)
-    assert compare(evidence) == ()
-    assert wrong(compare(replace(evidence, rows=OffsetTally(range(9))))) == [(FindingKind.MISCOUNTED, 1)]
+    assert is_counted_once(evidence)
+    assert compare_partition(evidence) == ()
+    assert wrong(compare_partition(replace(evidence, rows=OffsetTally(range(9))))) == [(FindingKind.MISCOUNTED, 1)]
 
 
 def test_a_range_that_reaches_beyond_the_audited_offsets_has_at_least_what_does_not_fit_outside():
@@ -340,14 +355,16 @@ def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note()
     evidence = Evidence(
         "t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(0, 100, 2)), OffsetTally(), rewritten=((50, 60),)
     )
-    assert [(f.kind, f.count) for f in compare(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
+    assert [(f.kind, f.count) for f in compare_partition(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
 
 
 def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally())
-    assert compare(evidence) == ()
-    assert wrong(compare(replace(evidence, rows=OffsetTally([0, 0, 1, 2, 2, 3, 4])))) == [(FindingKind.MISCOUNTED, 1)]
+    assert compare_partition(evidence) == ()
+    assert wrong(compare_partition(replace(evidence, rows=OffsetTally([0, 0, 1, 2, 2, 3, 4])))) == [
+        (FindingKind.MISCOUNTED, 1)
+    ]
 
 
 def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch_that_read_it_again():
@@ -355,7 +372,7 @@ def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch
     evidence = Evidence(
         "t", 0, 10, TOPIC_ID, (again,), OffsetTally(range(6)), OffsetTally(range(6, 10)), elsewhere=(rolled_back,)
     )
-    assert wrong(compare(evidence)) == []
+    assert wrong(compare_partition(evidence)) == []
 
 
 @given(st.lists(st.lists(st.integers(0, 200))))
@@ -387,9 +404,9 @@ def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes()
 def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: World, data: st.DataObject):
     cut = data.draw(st.integers(0, world.bounds[-1] - 1))
     evidence = world.evidence()
-    harmed = replace(evidence, kafka=InKafka(0, evidence.kafka.offsets, cut))
+    harmed = replace(evidence, kafka=RemainingOffsets(0, evidence.kafka.offsets, cut))
     others = sum(o >= cut for o in world.kafka)
-    assert wrong(compare(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
+    assert wrong(compare_partition(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
 
 
 @pytest.mark.parametrize(
@@ -414,7 +431,7 @@ def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: Wo
     landed = sorted(world.kafka - world.rejected)
     evidence = world.evidence(rows=landed + [o for o in landed if o >= cut])
     again = CommittedRange(cut, end, sum(o >= cut for o in landed), sum(o >= cut for o in world.rejected), TOPIC_ID)
-    found = compare(replace(evidence, ranges=(*evidence.ranges, again), rewritten=((cut, end),)))
+    found = compare_partition(replace(evidence, ranges=(*evidence.ranges, again), rewritten=((cut, end),)))
     assert wrong(found) == []
     assert [(f.kind, f.count) for f in found] == [(FindingKind.NOT_COMPARED, end - cut)]
 
@@ -427,7 +444,7 @@ def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka
     dead_letters = [o for o in sorted(world.rejected) if o < held]
     evidence = replace(world.evidence(rows=rows, dead_letters=dead_letters), given_up=((held, end),))
     for kafka in (evidence.kafka, None):
-        assert [(f.kind, f.count) for f in compare(replace(evidence, kafka=kafka))] == [
+        assert [(f.kind, f.count) for f in compare_partition(replace(evidence, kafka=kafka))] == [
             (FindingKind.SKIPPED, end - held)
         ]
 
@@ -444,7 +461,7 @@ def filtered(world: World, dropped: frozenset[int], *, now: frozenset[int], lost
         )
         for r in evidence.ranges
     )
-    kafka = replace(evidence.kafka or InKafka(0, BitMap64()), dropped=BitMap64(now))
+    kafka = replace(evidence.kafka or RemainingOffsets(0, BitMap64()), dropped=BitMap64(now))
     return replace(evidence, ranges=ranges, kafka=kafka)
 
 
@@ -453,23 +470,23 @@ def test_what_a_transform_dropped_is_neither_missing_nor_hides_what_is(world: Wo
     landed = sorted(world.kafka - world.rejected)
     dropped = data.draw(st.frozensets(st.sampled_from(landed))) if landed else frozenset()
     clean = filtered(world, dropped, now=dropped, lost=frozenset())
-    assert compare(clean) == ()
-    assert compare(replace(clean, kafka=None)) == ()
+    assert compare_partition(clean) == ()
+    assert compare_partition(replace(clean, kafka=None)) == ()
     left = sorted(set(landed) - dropped)
     assume(left)
     lost = data.draw(st.frozensets(st.sampled_from(left), min_size=1))
-    found = compare(filtered(world, dropped, now=dropped, lost=lost))
+    found = compare_partition(filtered(world, dropped, now=dropped, lost=lost))
     assert wrong(found) == [(FindingKind.MISSING, len(lost))]
 
 
 def test_what_only_a_former_transform_dropped_is_not_compared():
     world = World(frozenset(range(10)), frozenset(), (0, 10))
     former = filtered(world, frozenset({3, 4}), now=frozenset({4}), lost=frozenset())
-    assert [(f.kind, f.count) for f in compare(former)] == [(FindingKind.NOT_COMPARED, 1)]
+    assert [(f.kind, f.count) for f in compare_partition(former)] == [(FindingKind.NOT_COMPARED, 1)]
 
 
 def test_more_records_than_a_range_can_have_are_miscounted():
     world = World(frozenset(range(10)), frozenset(), (0, 10))
     evidence = filtered(world, frozenset({3}), now=frozenset({3}), lost=frozenset())
     doubled = replace(evidence, rows=OffsetTally(range(10)), ranges=(replace(evidence.ranges[0], records=10),))
-    assert wrong(compare(doubled)) == [(FindingKind.MISCOUNTED, 1)]
+    assert wrong(compare_partition(doubled)) == [(FindingKind.MISCOUNTED, 1)]

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from frazil.audit import replay
-from frazil.audit.replay import dropped_offsets
+from frazil.audit import source_records
+from frazil.audit.source_records import dropped_offsets
 from tests.unit.ingest.test_transform import Reader, context_of, stream
 
 
@@ -16,8 +16,8 @@ def test_a_record_for_which_the_transform_raises_leaves_the_others_as_they_are(m
     spec = stream("SELECT n AS a FROM records WHERE txt LIKE 'a' ESCAPE tags[1]", schema={"a": "long"})
     values = [b'{"txt": "a", "tags": ["x"]}', b'{"txt": "a", "tags": ["too long"]}', b'{"txt": "b", "tags": ["x"]}']
     context = context_of(spec)
-    monkeypatch.setattr(replay, "stage_context", lambda *_, **__: context)
-    monkeypatch.setattr(replay, "executors_kafka_properties", lambda *_: {})
-    monkeypatch.setattr(replay, "open_reader", lambda *_: Reader(values, 10))
+    monkeypatch.setattr(source_records, "build_stage_context", lambda *_, **__: context)
+    monkeypatch.setattr(source_records, "executor_kafka_properties", lambda *_: {})
+    monkeypatch.setattr(source_records, "open_reader", lambda *_: Reader(values, 10))
     found = dropped_offsets(spec, cast("Any", SimpleNamespace()), {("t", 0): (0, 3)})
     assert {tp: [*offsets] for tp, offsets in found.items()} == {("t", 0): [2]}

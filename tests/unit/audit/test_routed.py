@@ -10,12 +10,12 @@ import pytest
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims
-from frazil.audit.declared import audit
-from frazil.audit.evidence import Evidence, InKafka
+from frazil.audit.declared_stream import audit_declared_stream
+from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Audit, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.routed import Replays, RoutedRows, compare_places, count_tables
-from frazil.audit.run import audit_stream
+from frazil.audit.routed_tables import PublishedReplays, RoutedRows, compare_table_counts, find_misplaced_rows
+from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, merge_tallies
@@ -163,7 +163,7 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
         assert "declared in route.tables by its new name" in str(audited(made).wrong)
         text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)["route"]
         made.spec = shop(route={**text, "tables": {**text["tables"], value: new}})
-        assert audit(made.spec, window=None, with_source=False).findings == (), "before any start"
+        assert audit_declared_stream(made.spec, window=None, with_source=False).findings == (), "before any start"
         made.__dict__.pop("tables", None)
         made.begin_route()
         assert audited(made).findings == ()
@@ -213,16 +213,18 @@ def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute
 SHOP = ("shop", 0)
 
 
-def counted(claimed: Claims, routed: list[RoutedRows], replays: Replays, home_rows: int) -> list[tuple[Any, ...]]:
+def counted(
+    claimed: Claims, routed: list[RoutedRows], replays: PublishedReplays, home_rows: int
+) -> list[tuple[Any, ...]]:
     """What is found of a home with that many rows, from offset 0 on, and of tables of a route."""
-    found = count_tables(("shop.other", {SHOP: OffsetTally(range(home_rows))}), routed, claimed, replays)
+    found = compare_table_counts(("shop.other", {SHOP: OffsetTally(range(home_rows))}), routed, claimed, replays)
     return [(finding.kind, finding.where, finding.count) for finding in found]
 
 
 def test_rows_of_replays_count_for_the_tables_that_have_them() -> None:
     claimed = Claims({SHOP: (CommittedRange(0, 6, 6, 2, "id-1"),)}, records=4, rejected=2, routed={"shop.orders": 1})
     orders = RoutedRows("shop.orders", {SHOP: OffsetTally([3, 5])})
-    replays = Replays({SHOP: BitMap64([4, 5, 99])}, {"shop.orders": {SHOP: BitMap64([5])}})
+    replays = PublishedReplays({SHOP: BitMap64([4, 5, 99])}, {"shop.orders": {SHOP: BitMap64([5])}})
     assert counted(claimed, [orders], replays, home_rows=4) == []
     assert counted(claimed, [orders], replays, home_rows=3) == [(FindingKind.MISCOUNTED, "shop.other", 1)]
 
@@ -230,7 +232,7 @@ def test_rows_of_replays_count_for_the_tables_that_have_them() -> None:
 def test_a_renamed_table_of_which_no_batch_had_rows_is_empty() -> None:
     claimed = Claims({SHOP: (CommittedRange(0, 3, 3, 0, "id-1"),)}, records=3)
     renamed = RoutedRows("shop.orders", {}, renamed="shop.moved")
-    assert counted(claimed, [renamed], Replays(), home_rows=3) == []
+    assert counted(claimed, [renamed], PublishedReplays(), home_rows=3) == []
 
 
 def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_coordinates() -> None:
@@ -241,10 +243,10 @@ def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_co
     found = []
     for ranges in ((current,), (current, former)):
         rows = merge_tallies([home, orders])[SHOP]
-        evidence = Evidence("shop", 0, 5, "id-1", ranges, rows, OffsetTally(), InKafka(0, offset_bitmap(0, 5)))
+        evidence = Evidence("shop", 0, 5, "id-1", ranges, rows, OffsetTally(), RemainingOffsets(0, offset_bitmap(0, 5)))
         routed = [RoutedRows("shop.orders", orders)]
         counts = {"shop.other": (3, 2), "shop.orders": (2, 3)}
-        found.append([*compare_places([evidence], ("shop.other", home), routed, placed, counts)])
+        found.append([*find_misplaced_rows([evidence], ("shop.other", home), routed, placed, counts)])
     assert [(f.kind, f.where, f.count, f.sentence) for of in found for f in of] == [
         (
             FindingKind.MISCOUNTED,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from frazil.audit import source
+from frazil.audit import kafka_source
 from frazil.audit.claims import Claims
 from frazil.audit.ranges import CommittedRange
 from frazil.kafka.identity import SourceIdentity
@@ -57,10 +57,10 @@ def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
     def open_kafka(_: Any) -> Iterator[StandInKafka]:
         yield StandInKafka()
 
-    monkeypatch.setattr(source, "open_kafka", open_kafka)
-    monkeypatch.setattr(source, "kafka_properties", lambda *_: {})
+    monkeypatch.setattr(kafka_source, "open_kafka", open_kafka)
+    monkeypatch.setattr(kafka_source, "resolve_kafka_properties", lambda *_: {})
     monkeypatch.setattr(
-        source, "read_offsets", lambda _, spans: {tp: OffsetTally(range(*span)) for tp, span in spans.items()}
+        kafka_source, "read_offsets", lambda _, spans: {tp: OffsetTally(range(*span)) for tp, span in spans.items()}
     )
     ranges = {
         T0: (
@@ -73,7 +73,7 @@ def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
         source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
     )
     spec: Any = SimpleNamespace(source=SimpleNamespace(reads=("t",)))
-    kafka, notes = source.ask_kafka(spec, marker, Claims(ranges))
+    kafka, notes = kafka_source.ask_kafka(spec, marker, Claims(ranges))
     assert notes == ()
     assert {tp: one.cut for tp, one in kafka.items()} == {T0: found, T1: None}
     assert kafka[T1].offsets == BitMap64(range(10))

@@ -14,10 +14,10 @@ from frazil.audit.changed_keys import ChangedKeys
 from frazil.audit.claims import Claims
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange
-from frazil.audit.replay import Sinks
-from frazil.audit.upserts import _differences, _key_findings, _read_again
+from frazil.audit.source_records import ComparedTables
+from frazil.audit.upserts import _report_differences, _report_keys, _report_offsets_read_again
 from frazil.kafka.identity import SourceIdentity
-from frazil.merge.contract import Counts
+from frazil.merge.contract import MergeCounts
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
@@ -30,7 +30,7 @@ U0 = ("u", 0)
 def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
-    inserted, deleted = _key_findings(Counts(inserted=1, deleted=3), keys, spec, "orders")
+    inserted, deleted = _report_keys(MergeCounts(inserted=1, deleted=3), keys, spec, "orders")
     again = "`frazil reset s --to earliest`, then a run, merges Kafka's records again"
     assert inserted.sentence == (
         f"1 key (ref a): each is not in the table, although Kafka's newest record of the key is not a delete. {again}"
@@ -50,7 +50,7 @@ def test_offsets_that_were_committed_again_are_reported_for_their_topic_partitio
     once = ranges((0, 10), (10, 31), (31, 31))
     made_again = (*once, *ranges((0, 31), topic_id="b"))
     thrice = ranges((0, 10), (10, 31), (5, 31), (20, 31))
-    (found,) = _read_again(Claims({("t", 0): once, ("t", 1): made_again, ("t", 2): thrice}))
+    (found,) = _report_offsets_read_again(Claims({("t", 0): once, ("t", 1): made_again, ("t", 2): thrice}))
     assert (found.kind, found.where, found.count, found.kind.is_wrong) == (FindingKind.READ_AGAIN, "t-2", 26, False)
     assert found.sentence == (
         "26 offsets were committed more than once, as after a reset: changes and dead letters count each time"
@@ -105,14 +105,14 @@ def compared_ranges(
     monkeypatch: pytest.MonkeyPatch, ranges: dict[TopicPartition, tuple[CommittedRange, ...]], **known: Any
 ) -> list[Finding]:
     monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
-    monkeypatch.setattr(upserts, "_differences", lambda _: iter(()))
-    monkeypatch.setattr(Sinks, "load", lambda *_: Sinks({}, {}))
+    monkeypatch.setattr(upserts, "_report_differences", lambda _: iter(()))
+    monkeypatch.setattr(ComparedTables, "load", lambda *_: ComparedTables({}, {}))
     marker: Any = SimpleNamespace(
         offsets={T0: 60, U0: 9}, rewritten={}, given_up={}, given_up_epoch=0, routed=None, **known
     )
     spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    return [*upserts._compare(spec, tables, tables, marker, Claims(ranges))]
+    return [*upserts._compare_with_kafka(spec, tables, tables, marker, Claims(ranges))]
 
 
 class Staged(Exception):
@@ -131,5 +131,5 @@ def test_records_are_staged_in_the_run_folder_also_where_the_stream_never_ran(
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     with pytest.raises(Staged) as found:
-        list(_differences(Replay()))  # type: ignore[arg-type]
+        list(_report_differences(Replay()))  # type: ignore[arg-type]
     assert found.value.args == (tmp_path / "home" / "streams" / "s",)

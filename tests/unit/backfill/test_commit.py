@@ -25,8 +25,8 @@ from frazil.commit.backfill_records import BackfillRecord, published_records
 from frazil.commit.history import Period
 from frazil.commit.journal import Journal
 from frazil.commit.late_rows import late_rows
-from frazil.commit.marker_change import reset
-from frazil.commit.reset import before_reset
+from frazil.commit.marker_changes import reset
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import ActionLog, HistoryStore
@@ -348,7 +348,7 @@ def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stan
     stage(live, committer)
     audited = head_of(live.load().metadata).snapshot_id
     back = {("events", 0): 0, ("events", 1): 0}
-    reset(live.tables, target=back, source=live.source, seen=before_reset(live.tables))
+    reset(live.tables, target=back, source=live.source, seen=read_state_before_reset(live.tables))
     record = BackfillRecord(committer.backfill, {})
     with pytest.raises(StaleBatch, match="was reset"):
         committer.publish(record, audited_at=audited)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.backfill.commit import BackfillCommitter
-from frazil.backfill.interrupted import QUIET_MS, interrupted
+from frazil.backfill.interrupted import COMMIT_TIMEOUT_MS, describe_interruption
 from frazil.backfill.request import parse_request
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillMarker, Worker, read_backfill
@@ -68,6 +68,6 @@ def test_the_process_of_another_host_is_known_by_its_last_commit(
     last = begin(made, Worker("elsewhere", os.getpid(), 0.0), monkeypatch)
     metadata = made.tables.main.refresh().metadata
     assert read_backfill(metadata.properties, "made") == last
-    assert interrupted(last, metadata, now_ms=made.now_ms + QUIET_MS // 2) is None
-    said = interrupted(last, metadata, now_ms=made.now_ms + 2 * QUIET_MS)
+    assert describe_interruption(last, metadata, now_ms=made.now_ms + COMMIT_TIMEOUT_MS // 2) is None
+    said = describe_interruption(last, metadata, now_ms=made.now_ms + 2 * COMMIT_TIMEOUT_MS)
     assert f"by process {os.getpid()} of host elsewhere" in (said or "")

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from pyroaring import BitMap64
 
 from frazil.backfill.estimate import Estimate, estimate_sentences
-from frazil.backfill.plan import chunks, chunks_of_records, first_records, missing_spans, requested_spans
-from frazil.backfill.request import check_not_ahead, parse_request
+from frazil.backfill.plan import (
+    missing_spans,
+    requested_spans,
+    select_first_records,
+    split_by_offsets,
+    split_by_records,
+)
+from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.errors import SpecError
 from frazil.offsets.spans import count_offsets, merge_spans, offsets_within, spans_overlap, spans_with_records
 
@@ -49,7 +55,7 @@ def test_what_is_missing_and_what_is_held_make_the_whole_and_share_nothing(wante
 @given(pieces, st.integers(1, 20))
 def test_chunks_are_bounded_and_make_the_whole(wanted, limit):
     spans = merge_spans(wanted)
-    cut = chunks(spans, limit=limit)
+    cut = split_by_offsets(spans, limit=limit)
     assert sum(map(count_offsets, cut)) == count_offsets(spans)
     assert set().union(*map(each, cut)) == each(spans)
     assert all(0 < count_offsets(chunk) <= limit + len(PARTITIONS) for chunk in cut)
@@ -61,14 +67,14 @@ def test_chunks_of_records_hold_each_known_record_once_and_nothing_outside_of_th
     records = {tp: BitMap64(known.get(tp, ())) for tp in spans}
     there = {(tp, o) for tp, found in offsets_within(spans, records).items() for o in found}
     assert there == each(spans) & {(tp, o) for tp, of in known.items() for o in of}
-    held_in = [each(chunk) for chunk in chunks_of_records(spans, records, limit=limit)]
+    held_in = [each(chunk) for chunk in split_by_records(spans, records, limit=limit)]
     assert sum(len(part & there) for part in held_in) == len(set().union(*held_in) & there) == len(there)
     assert set().union(*held_in) <= each(spans)
     assert all(0 < len(part & there) <= limit + len(PARTITIONS) for part in held_in)
     kept = spans_with_records(spans, records)
     assert each(kept) >= there
     assert all(records[tp].range_cardinality(*span) for tp, of in kept.items() for span in of)
-    first = each(first_records(spans, records, limit=limit)) & there
+    first = each(select_first_records(spans, records, limit=limit)) & there
     assert first == {(tp, o) for tp, found in offsets_within(spans, records).items() for o in found[:limit]}
 
 
@@ -127,9 +133,9 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(raw: dict[str, Any], sai
 def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
     request = parse_request({"stream": "events", "from-time": "2024-01-02T00:00:00+01:00"})
     now_ms = 1_704_150_000_000
-    check_not_ahead(request, now_ms)
+    check_not_in_future(request, now_ms)
     with pytest.raises(SpecError, match=r"from-time .* is in the future \(it is now 2024-01-01 22:59:59Z"):
-        check_not_ahead(request, now_ms - 1)
+        check_not_in_future(request, now_ms - 1)
 
 
 def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():

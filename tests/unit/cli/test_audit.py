@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.cli.audit import _show, audit
+from frazil.cli.audit import _print_audit, audit
 
 
 def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
     nothing = PartitionAudit("orders", 0, None, 0, 0, 0, 0, None, 0)
-    _show(Audit("orders", partitions=(nothing,), findings=(), batches=0), with_source=False)
+    _print_audit(Audit("orders", partitions=(nothing,), findings=(), batches=0), with_source=False)
     said = capsys.readouterr().out
     assert "Stream orders has committed nothing yet. `frazil status orders` shows why." in said
     assert "not asked" not in said
@@ -21,14 +21,14 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
 
 def test_gaps_that_kafka_was_not_requested_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
-    _show(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
+    _print_audit(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out
     assert "gaps: not checked (--source compares with Kafka)" in said
     assert "Stream orders is clean: 5 rows, each offset once." in said
 
 
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
-    _show(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
+    _print_audit(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
     assert capsys.readouterr().out == ("Stream orders has committed nothing yet. `frazil status orders` shows why.\n")
 
 
@@ -37,7 +37,7 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
     note = Finding(FindingKind.NOT_COMPARED, 5, "5 offsets are yet to be read again", "orders")
     found = Audit("orders", partitions=(landed,), findings=(note,), batches=1, by_key=True)
     assert (found.clean, found.complete, found.wrong) == (False, False, ())
-    _show(found, with_source=True)
+    _print_audit(found, with_source=True)
     said = capsys.readouterr().out
     reason = "5 offsets are yet to be read again"
     assert f"Stream orders: no fault found, but not everything was compared: {reason}." in said
@@ -48,7 +48,7 @@ def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pyt
 def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
     note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")
-    _show(Audit("orders", partitions=(landed,), findings=(note,), batches=2, by_key=True), with_source=True)
+    _print_audit(Audit("orders", partitions=(landed,), findings=(note,), batches=2, by_key=True), with_source=True)
     said = capsys.readouterr().out
     assert "note  orders-0: 4 offsets were committed more than once" in said
     assert "is clean: 9 changes, and each key is as Kafka's newest record has it." in said

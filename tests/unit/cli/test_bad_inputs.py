@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from frazil.cli.main import main
-from frazil.commit import opened
+from frazil.commit import open_streams
 from frazil.errors import AdoptionRequired, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.lock import WriterLock
-from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaOffsets
+from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
@@ -130,12 +130,12 @@ def test_brokers_that_are_down_are_waited_for_briefly(
 ) -> None:
     waits_s: list[float] = []
 
-    class Hurried(KafkaOffsets):
+    class Hurried(KafkaAdmin):
         def __init__(self, *arguments: Any, timeout_s: float, **others: Any) -> None:
             waits_s.append(timeout_s)
             super().__init__(*arguments, timeout_s=timeout_s / 50, **others)
 
-    monkeypatch.setattr(opened, "KafkaOffsets", Hurried)
+    monkeypatch.setattr(open_streams, "KafkaAdmin", Hurried)
     MadeStream(load_stream(streams / "rides.yaml"), 1_800_000_000_000, partitions=1).begin()
     code, said = run(command, streams)
     assert (code, waits_s) == (KafkaUnavailable.exit_code, [INTERACTIVE_TIMEOUT_S])

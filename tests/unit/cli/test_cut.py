@@ -14,13 +14,13 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from frazil import clock
 from frazil.cli.main import frazil
-from frazil.commit.cut import TAG
-from frazil.commit.swap import TableHandle, commit_snapshots
+from frazil.commit.compare_and_swap import TableHandle, commit_snapshots
+from frazil.commit.consistent_cut import TAG_PREFIX
 from frazil.maintenance.expiry import Pins, plan_expiry
 from frazil.spec.load import find_stream
 from frazil.spec.maintenance import Expiry
 from frazil.table.catalogs import load_catalog
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 from tests.made_batches import EventTimes, MadeStream
 from tests.made_routes import MadeRoute
 from tests.made_routes import shop as routed_shop
@@ -31,7 +31,7 @@ BEGIN_MS = (clock.now_ms() // HOUR_MS + 1) * HOUR_MS
 
 
 def at(hour: float) -> str:
-    return utc(int(BEGIN_MS + (hour + 0.5) * HOUR_MS))
+    return format_utc(int(BEGIN_MS + (hour + 0.5) * HOUR_MS))
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_a_tag_keeps_the_cut_from_expiry_until_it_is_removed(made, cut, call):
     handles = {handle.identifier: handle for handle in stream.tables.targets.values()}
     for name, handle in handles.items():
         assert tagged[name]["snapshot-id"] not in expired(handle)
-        assert handle.current().metadata.refs[f"{TAG}year-end"].snapshot_id == tagged[name]["snapshot-id"]
+        assert handle.current().metadata.refs[f"{TAG_PREFIX}year-end"].snapshot_id == tagged[name]["snapshot-id"]
     again = call("a", "--tag", "year-end")
     assert again.exit_code == 1
     assert "already has a tag frazil-cut-year-end" in str(again.exception)
@@ -246,10 +246,10 @@ def test_a_tag_that_one_table_refuses_is_left_on_none(made, call):
     stream = made("a")
     land(stream, 0)
     stream.tables.dead_letters.refresh().manage_snapshots().create_tag(
-        stream.tables.dead_letters.current().metadata.snapshots[0].snapshot_id, f"{TAG}x"
+        stream.tables.dead_letters.current().metadata.snapshots[0].snapshot_id, f"{TAG_PREFIX}x"
     ).commit()
     assert call("a", "--tag", "x").exit_code == 1
-    assert f"{TAG}x" not in stream.tables.main.refresh().metadata.refs
+    assert f"{TAG_PREFIX}x" not in stream.tables.main.refresh().metadata.refs
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_a_tag_is_in_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None
     shop.run({"main": 1, "shop.raw_a": 1})
     assert call("shop", "--tag", "whole").exit_code == 0
     for name in ("shop.other", "shop.orders", "shop.raw_a"):
-        assert TAG + "whole" in load_catalog(None).load_table(name).metadata.refs
+        assert TAG_PREFIX + "whole" in load_catalog(None).load_table(name).metadata.refs
     assert "shop.raw_a" in call("shop", "--untag", "whole").stdout
 
 

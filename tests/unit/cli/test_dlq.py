@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name
 from frazil.commit.committer import Committer
-from frazil.commit.opened import open_stream
+from frazil.commit.open_streams import open_stream
 from frazil.errors import SpecError
 from frazil.ingest.sealing import OMITTED
 from frazil.kafka.identity import SourceIdentity

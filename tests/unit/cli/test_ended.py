@@ -13,18 +13,18 @@ from click.testing import CliRunner
 
 from frazil import home
 from frazil.cli.main import frazil
-from frazil.commit.marker_change import reset
-from frazil.commit.reset import before_reset
-from frazil.doctor.finding import State as Result
-from frazil.doctor.streams import connections
+from frazil.commit.marker_changes import reset
+from frazil.commit.reset_plan import read_state_before_reset
+from frazil.doctor.finding import CheckState as Result
+from frazil.doctor.streams import check_connections
 from frazil.errors import CommitUnavailable, Fenced, OffsetGap, TopicRecreated
 from frazil.home import run_folder
 from frazil.host.json_file import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
-from frazil.maintenance.stream_rules import stream_readings
+from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.spec.maintenance import Alerts
 from frazil.status import stream as status_stream
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
@@ -59,7 +59,7 @@ def state(folder: Path) -> str:
 
 
 def faults(folder: Path, made: MadeStream) -> list[str]:
-    found = connections({folder / "made.yaml": made.spec})
+    found = check_connections({folder / "made.yaml": made.spec})
     return [one.said for one in found if one.state is Result.WRONG and "Kafka" not in one.said]
 
 
@@ -91,14 +91,14 @@ def test_a_writer_that_another_host_replaced_is_no_alert(made: MadeStream, tmp_p
 def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_reset(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = f"{status_stream.LAG_UNKNOWN}: TopicRecreated: {WORDS}"
+    unknown = f"{status_stream.LAG_UNKNOWN_PREFIX}: TopicRecreated: {WORDS}"
     monkeypatch.setattr(status_stream, "_fetch_lag", lambda *_: (None, unknown))
     ends(TopicRecreated.exit_code, f"TopicRecreated: {WORDS}")
     assert state(tmp_path) == "stopped"
     assert " ".join(call(tmp_path, "status", "made").split()).count("it was made again") == 1
     monkeypatch.setattr(status_stream, "_fetch_lag", lambda *_: (4, None))
     made.now_ms = now() + 1_000
-    reset(made.tables, target={("made", 0): 0}, source=made.source, seen=before_reset(made.tables))
+    reset(made.tables, target={("made", 0): 0}, source=made.source, seen=read_state_before_reset(made.tables))
     assert state(tmp_path) == "no writer"
     shown = " ".join(call(tmp_path, "status", "made").split())
     assert "it was made again" not in shown
@@ -115,8 +115,8 @@ def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
     monkeypatch.setattr(home.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     shown = " ".join(call(tmp_path, "status", "made").split())
     assert f"ended, and the reason is not recorded: the disk of {home.home()} is full: make room on it" in shown
-    lost = stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
-    unknown = {one.rule: one for one in stream_readings(replace(lost, alive=False), Alerts(), now_ms=now())}
+    lost = read_stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
+    unknown = {one.rule: one for one in evaluate_stream_rules(replace(lost, alive=False), Alerts(), now_ms=now())}
     assert "no writer runs, and the reason why the last one ended is unknown" in unknown["writer"].sentence
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cli.foreground import MAX_WAITING_LINES, Terminal, Totals, WaitReporter, WriterPipe, live_text
+from frazil.cli.foreground import MAX_BUFFERED_LINES, RunTotals, Terminal, WaitReporter, WriterPipe, live_text
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -46,7 +46,7 @@ def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
     ],
 )
 def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
-    assert Totals(SPEC).add(batch) == line
+    assert RunTotals(SPEC).add(batch) == line
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
     ],
 )
 def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], stopped: bool, line: str):
-    totals = Totals(SPEC)
+    totals = RunTotals(SPEC)
     for batch in batches:
         totals.add(batch)
     assert totals.end(stopped=stopped) == line
@@ -71,7 +71,9 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
 
 def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
     route = {"by": "header", "name": "kind", "tables": {"a": "city.a"}}
-    totals = Totals(StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route}))
+    totals = RunTotals(
+        StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route})
+    )
     totals.add(landed(5))
     assert totals.end(stopped=True) == "stopped: 5 rows in the tables of the route of rides"
     assert totals.end(stopped=True, waiting=3) == (
@@ -96,8 +98,8 @@ def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not
     waits = WaitReporter(clock=lambda: now_s)
 
     def batch() -> None:
-        waits.batch_began()
-        waits.batch_committed()
+        waits.note_batch_start()
+        waits.note_commit()
 
     batch()
     assert waits.report("city.a is missing 3 rows") is None
@@ -109,16 +111,16 @@ def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not
     assert waits.report("city.a is missing 3 rows"), "as is said after each batch"
     batch()
     now_s = 7200.0
-    waits.batch_began()
+    waits.note_batch_start()
     assert waits.report("Kafka is away") is None, "another wait"
     now_s = 7230.0
-    waits.batch_began()  # each try begins the batch again
+    waits.note_batch_start()  # each try begins the batch again
     assert waits.report("Kafka is away") == "waiting: Kafka is away"
 
 
 def test_of_merged_batches_the_lines_count_changes():
     spec = SPEC.model_copy(update={"mode": "upsert"})
-    totals = Totals(spec)
+    totals = RunTotals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
     assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
@@ -127,7 +129,7 @@ def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
     dedupe = {"key": ["n"], "within": "1h"}
     declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
     declared |= {"schema": {"n": "timestamptz not null"}}
-    totals = Totals(StreamSpec.model_validate(declared))
+    totals = RunTotals(StreamSpec.model_validate(declared))
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
     assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"
     totals.add(landed(2))
@@ -220,9 +222,9 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     terminal = Terminal(tmp_path)
-    for _ in range(MAX_WAITING_LINES + 5):
+    for _ in range(MAX_BUFFERED_LINES + 5):
         terminal.warn("careful")
-    for _ in range(2 * MAX_WAITING_LINES):
+    for _ in range(2 * MAX_BUFFERED_LINES):
         terminal.complain("why it ended")
     read_end, write_end = os.pipe()
     os.close(write_end)
@@ -231,6 +233,6 @@ def test_lines_of_all_kinds_are_bounded_and_the_reason_of_an_end_is_shown(
     terminal.close()
     out, err = capsys.readouterr()
     lines = err.splitlines()
-    assert lines.count("careful") == MAX_WAITING_LINES
-    assert 0 < lines.count("why it ended") < MAX_WAITING_LINES
+    assert lines.count("careful") == MAX_BUFFERED_LINES
+    assert 0 < lines.count("why it ended") < MAX_BUFFERED_LINES
     assert out.startswith("... 5 lines not shown")

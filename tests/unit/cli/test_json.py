@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from frazil.cli.foreground import Terminal, Totals, WriterPipe, batch_document
+from frazil.cli.foreground import RunTotals, Terminal, WriterPipe, batch_document
 from frazil.cli.main import COMMANDS, frazil, main
 from frazil.cli.output import progress
 from frazil.commit.marker import BatchKey, Marker
@@ -124,7 +124,7 @@ def test_a_run_tells_each_batch_and_its_end(streams: Path, tmp_path: Path, capsy
         BatchKey(3, 7), Marker("made", BatchKey(3, 7), None, {}, SourceIdentity("c", {}), {}),
         records=2, rejected=1, files=1, stage_s=1.0, commit_s=0.25, bytes=900,
     )  # fmt: skip
-    totals = Totals(load_stream(streams / "made.yaml"))
+    totals = RunTotals(load_stream(streams / "made.yaml"))
     read_end, write_end = os.pipe()
     voice = WriterPipe(write_end)
     voice.say(totals.add(batch))

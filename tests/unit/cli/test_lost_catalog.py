@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.commit.former_table import lost_or_replaced
 from frazil.commit.marker import read_marker
-from frazil.doctor.streams import connections
+from frazil.commit.own_table_check import explain_lost_table
+from frazil.doctor.streams import check_connections
 from frazil.errors import TableLost
 from frazil.home import run_folder
 from frazil.host.json_file import replace_json
@@ -139,7 +139,7 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
     assert "another table" in call(tmp_path, "status", "made")
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID_OF_ANOTHER) == 1, words
-    assert any(SAID_OF_ANOTHER in finding.said for finding in connections({tmp_path: made.spec}))
+    assert any(SAID_OF_ANOTHER in finding.said for finding in check_connections({tmp_path: made.spec}))
     for line in (["audit", "made"], ["adopt", "made", "--yes"], ["reset", "made", "--to", "earliest", "--yes"]):
         assert SAID_OF_ANOTHER in refused(tmp_path, *line), line
     load_catalog(None).drop_table("demo.made")
@@ -155,7 +155,7 @@ def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
     replace(tmp_path / folder if folder else None)
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
-    assert lost_or_replaced(made.spec, load_stream_table(made.spec)) is None
+    assert explain_lost_table(made.spec, load_stream_table(made.spec)) is None
 
 
 def test_a_stream_is_not_forgotten_in_a_catalog_that_took_the_place_of_its_own(
@@ -181,14 +181,14 @@ def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_neve
     assert "is not in the catalog" in refused(tmp_path, "audit", "made")
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
-    assert lost_or_replaced(made.spec, None) is None
+    assert explain_lost_table(made.spec, None) is None
 
 
 def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_letters(made: MadeStream) -> None:
     table = made.spec.table.model_copy(update={"identifier": "demo.others"})
     letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters"})
     moved = made.spec.model_copy(update={"table": table, "dead_letters": letters})
-    assert lost_or_replaced(moved, None) is None
+    assert explain_lost_table(moved, None) is None
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -206,7 +206,7 @@ def test_a_marker_of_an_earlier_version_names_a_lost_table_unless_its_dead_lette
         "demo.made", made.tables.main.current().schema(), location=f"file://{tmp_path}/elsewhere"
     )
     spec = made.spec.model_copy(update={"dead_letters": letters})
-    assert (lost_or_replaced(spec, load_stream_table(spec)) is None) == shared
+    assert (explain_lost_table(spec, load_stream_table(spec)) is None) == shared
 
 
 def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -> None:
@@ -214,5 +214,5 @@ def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -
     first = catalog.load_table("demo.made")
     catalog.rename_table("demo.made", "demo.kept")
     catalog.create_table("demo.made", first.schema(), location=f"{first.location()}-2")
-    lost = lost_or_replaced(made.spec, load_stream_table(made.spec))
+    lost = explain_lost_table(made.spec, load_stream_table(made.spec))
     assert "rename demo.kept back to demo.made" in str(lost)

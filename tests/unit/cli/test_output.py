@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from frazil.cli.output import split_commands, with_subject, wrap_command
+from frazil.cli.output import prefix_subject, split_commands, wrap_command
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_each_command_after_a_colon_has_a_line(sentence: str, lines: list[str] |
 
 
 def test_a_sentence_names_what_it_is_about_once() -> None:
-    assert with_subject("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
-    assert with_subject("a.b", "it is gone") == "a.b: it is gone"
+    assert prefix_subject("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
+    assert prefix_subject("a.b", "it is gone") == "a.b: it is gone"
 
 
 def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> None:

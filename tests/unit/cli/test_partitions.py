@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import FrazilError, SpecError
-from frazil.signals.completion import GateOutcome, assess, signal_windows
+from frazil.signals.completion import GateOutcome, assess_table, signal_windows
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -41,7 +41,7 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
 
 
 def signal_all(made: MadeStream, held: str | None = None) -> None:
-    seen = assess(load_catalog(None), [made.spec])
+    seen = assess_table(load_catalog(None), [made.spec])
     assert seen is not None
     gate_results = {w: GateOutcome(passed=w.key != held, note="a rule is broken") for w in seen.decision.complete}
     signal_windows(load_catalog(None), seen, clock_ms=2_000_000_000_000, gates=lambda *_: gate_results)

@@ -13,31 +13,37 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from frazil.backfill.request import parse_request
-from frazil.cli.options import MomentText, OffsetsText
+from frazil.cli.options import OffsetsParam, TimeParam
 from frazil.cli.output import ask
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.reset import Available, BeforeReset, list_moves
+from frazil.commit.reset_plan import AvailableOffsets, StateBeforeReset, list_moves
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
-from frazil.infer.observed import observe
+from frazil.infer.observed import collect_statistics
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.source import Source
-from frazil.status.reset_target import NotInKafka, ResetTarget, check_available, consequences, target_offsets
-from frazil.timetext import utc
+from frazil.status.reset_target import (
+    NotInKafka,
+    ResetTarget,
+    check_available,
+    describe_consequences,
+    find_target_offsets,
+)
+from frazil.timetext import format_utc
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
-NOW = Available(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50})
+NOW = AvailableOffsets(SOURCE, {("t", 0): 10, ("t", 1): 0}, {("t", 0): 100, ("t", 1): 50})
 MARKER = Marker("s", BatchKey(1, 1), None, {("t", 0): 5, ("t", 1): 40}, SOURCE)
-SEEN = BeforeReset(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
+SEEN = StateBeforeReset(MARKER, "text", MARKER.offsets, SOURCE, rolled_back=False)
 NO_KAFKA: Any = None
 
 
-def target(to: str, seen: BeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
-    return target_offsets(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
+def target(to: str, seen: StateBeforeReset = SEEN, **more: Any) -> dict[tuple[str, int], int]:
+    return find_target_offsets(ResetTarget(to, **more), seen=seen, now=NOW, kafka=NO_KAFKA)
 
 
-def said(to: str, seen: BeforeReset = SEEN) -> str:
+def said(to: str, seen: StateBeforeReset = SEEN) -> str:
     plan = list_moves(target(to, seen), held=seen.held, available=NOW)
-    return " ".join(consequences(plan, seen=seen, now=NOW))
+    return " ".join(describe_consequences(plan, seen=seen, now=NOW))
 
 
 def test_to_marker_goes_on_at_the_marker_or_the_first_offset_that_is_left():
@@ -51,14 +57,14 @@ def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never
 
 
 def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
-    back = BeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
+    back = StateBeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
     assert "skips no records, and reads no records again" in said("table", back)
     assert "skips 25 offsets" in said("marker", back)
 
 
 def test_positions_that_rest_on_something_unknown_are_refused():
-    unread = BeforeReset(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
+    unread = StateBeforeReset(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
     with pytest.raises(MarkerUnreadable, match="--to offsets with every partition"):
         target("marker", unread)
     with pytest.raises(MarkerUnreadable):
@@ -71,9 +77,9 @@ def test_positions_that_rest_on_something_unknown_are_refused():
 
 def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, cut={("t", 1): 25})
-    assert target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
+    assert find_target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
-    text = " ".join(consequences(plan, seen=SEEN, now=cut))
+    text = " ".join(describe_consequences(plan, seen=SEEN, now=cut))
     assert "Kafka's log of t-1 was truncated at offset 25" in text
     assert "different records for 15 offsets that the table has" in text
     assert "again" not in text
@@ -99,27 +105,27 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
     file = tmp_path / "offsets.json"
     file.write_text('{"t": {"0": 12}}')
     for text in (file.read_text(), str(file)):
-        assert OffsetsText().convert(text, None, None) == {("t", 0): 12}
+        assert OffsetsParam().convert(text, None, None) == {("t", 0): 12}
     for text in ("nowhere.json", '{"t": 12}', '{"t": {"zero": 1}}'):
         with pytest.raises(click.BadParameter):
-            OffsetsText().convert(text, None, None)
+            OffsetsParam().convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
 def test_a_time_that_the_calendar_has_in_no_zone_but_its_own_is_refused(text: str):
     with pytest.raises(click.BadParameter, match="is not an ISO 8601 time"):
-        MomentText().convert(text, None, None)
+        TimeParam().convert(text, None, None)
     with pytest.raises(SpecError, match=r"from-time: .* is in UTC before the year 1 or after 9999"):
         parse_request({"stream": "ticks", "from-time": text})
     with pytest.raises(ValidationError, match="is not earliest, latest or an ISO 8601 time with a zone"):
         Source.model_validate({"bootstrap-servers": "a:1", "topics": "t", "start": text})
-    observe([{"a": text}])
+    collect_statistics([{"a": text}])
 
 
 def test_a_time_without_a_zone_is_refused():
-    assert MomentText().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
+    assert TimeParam().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
     with pytest.raises(click.BadParameter, match="has no zone"):
-        MomentText().convert("2013-12-30T00:00:00", None, None)
+        TimeParam().convert("2013-12-30T00:00:00", None, None)
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_done():
@@ -136,6 +142,6 @@ def test_without_a_terminal_and_without_yes_nothing_is_done():
 
 
 def test_times_that_no_calendar_reaches_are_still_shown():
-    assert utc(0) == "1970-01-01 00:00:00Z"
-    assert utc(10**18) == f"{10**18} ms"
-    assert utc(None) == "unknown"
+    assert format_utc(0) == "1970-01-01 00:00:00Z"
+    assert format_utc(10**18) == f"{10**18} ms"
+    assert format_utc(None) == "unknown"

@@ -11,15 +11,15 @@ import yaml
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.commit.opened import open_stream, read_stream
+from frazil.commit.open_streams import open_stream, read_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
-from frazil.operations.fetch import fetch_history, fetch_standing
-from frazil.operations.resetting import plan_abandon
+from frazil.operations.fetch import fetch_action_state, fetch_history
+from frazil.operations.prepared_actions import plan_abandon
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import stream_state
-from frazil.status.table import missing_tables
+from frazil.status.stream import read_stream_state
+from frazil.status.table import describe_missing_tables
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -70,10 +70,10 @@ def test_no_command_that_reads_makes_a_table_and_who_needs_the_dead_letters_is_r
 
 def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
     before = there()
-    stream_state(spec, now_ms=0)
-    missing_tables(spec)
+    read_stream_state(spec, now_ms=0)
+    describe_missing_tables(spec)
     fetch_history(spec, past_ms=60_000)
-    fetch_standing(spec)
+    fetch_action_state(spec)
     plan_abandon(spec)
     with pytest.raises(
         TableLost, match="To create an empty dead-letter table, restart the writer: `frazil restart shop`"

@@ -22,14 +22,14 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import split_commands
-from frazil.commit import marker_change
+from frazil.commit import marker_changes
 from frazil.commit.followers import COMMIT_GRACE_MS, Followers
 from frazil.commit.marker import property_name
-from frazil.commit.members import forget_member, member_names
+from frazil.commit.routed_table_records import delete_table_record, list_recorded_tables
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
@@ -398,8 +398,8 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
 def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_is_reported(
     made: MadeRoute, tmp_path: Path, *, purged: bool
 ) -> None:
-    for name in member_names(made.tables):
-        forget_member(made.tables, name)
+    for name in list_recorded_tables(made.tables):
+        delete_table_record(made.tables, name)
     catalog = load_catalog(None)
     for table in ("shop.orders", "shop.raw_a"):
         catalog.purge_table(table) if purged else catalog.drop_table(table)
@@ -413,12 +413,12 @@ def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_
 
 def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made: MadeRoute, tmp_path: Path) -> None:
     assert made.spec.route
-    hashed = made.spec.route.made_table("Ä b")
+    hashed = made.spec.route.derive_table_name("Ä b")
     made.__dict__.pop("tables", None)
     made.begin_route("Ä b")
     made.batch({hashed: 1})
     load_catalog(None).drop_table(hashed)
-    forget_member(made.tables, hashed)
+    delete_table_record(made.tables, hashed)
     done = call(tmp_path, "route", "shop", "--give-up", hashed, "--yes")
     assert "the route value for which it was created is unknown" in str(done.exception)
     assert done.stdout == ""
@@ -449,7 +449,7 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
     made: MadeRoute, tmp_path: Path
 ) -> None:
     assert call(tmp_path, "forget", "shop", "--yes").exit_code == 0
-    marker_change.adopt(made.tables, offsets={("shop", 0): 0}, source=made.source)
+    marker_changes.adopt(made.tables, offsets={("shop", 0): 0}, source=made.source)
     found = reported(tmp_path, "route", "shop")["ahead"]
     assert found == ["shop.orders", "shop.raw_a"]
     reported(tmp_path, "route", "shop", *(word for table in found for word in ("--give-up", table)), "--yes")

@@ -18,11 +18,11 @@ from frazil.cli import run
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.agents import AGENT_KILLED, is_agent
-from frazil.host.endings import UNSEEN
+from frazil.host.endings import ENDED_WITHOUT_RECORD
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.launchers import open_launcher
 from frazil.host.lock import WriterLock
-from frazil.status.derive import writer_process
+from frazil.status.derive import describe_writer_process
 from frazil.status.state import WriterProcess
 from frazil.supervise.desired import DesiredStore
 from tests.made_routes import shop
@@ -84,7 +84,8 @@ def ended(process: subprocess.Popen[str] | None = None) -> WriterProcess:
     if process is not None:
         process.communicate(timeout=30)
     return eventually(
-        lambda: (seen := observed()).process is ProcessState.ENDED and writer_process(seen, now_ms=0), within_s=30
+        lambda: (seen := observed()).process is ProcessState.ENDED and describe_writer_process(seen, now_ms=0),
+        within_s=30,
     )
 
 
@@ -198,7 +199,7 @@ def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: 
     status = ended()
     assert (status.exit_code, status.error) == (
         None,
-        f"{UNSEEN}. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
+        f"{ENDED_WITHOUT_RECORD}. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
     )
 
 
@@ -236,7 +237,7 @@ def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_p
 
 def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sent: list[tuple[int, int]] = []
-    follower = run.Follower(tmp_path)
+    follower = run.ForegroundWriter(tmp_path)
 
     def ending(_: int, *, timeout_s: float) -> None:
         assert timeout_s

@@ -21,25 +21,25 @@ from click.testing import CliRunner
 
 from frazil.cli import run
 from frazil.cli.main import frazil
-from frazil.cli.marker import next_step
-from frazil.cli.status import Report
-from frazil.commit.reasons import Reason
+from frazil.cli.marker import describe_next_step
+from frazil.cli.status import StatusReport
+from frazil.commit.rejection_reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.json_file import replace_json
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, shorten_error, writer_process
+from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
 from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
-from frazil.supervise.decision import Policy
-from frazil.supervise.desired import open_desired
-from frazil.supervise.liveness import STALE_AFTER_MS
-from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.desired import open_desired_store
+from frazil.supervise.liveness import MAX_FRESH_AGE_MS
+from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
@@ -73,7 +73,7 @@ def heartbeat(**changes: Any) -> Heartbeat:
 
 
 def launch(kind: LaunchKind = LaunchKind.SUPERVISED) -> Launch:
-    return Launch("launch-1", kind, NOW_MS - 60_000, writer=mark(os.getpid()))
+    return Launch("launch-1", kind, NOW_MS - 60_000, writer=identify_process(os.getpid()))
 
 
 def ticks() -> Exchange:
@@ -101,7 +101,9 @@ def test_a_stream_that_never_ran_has_no_table_and_no_writer(streams: Path):
 
 def test_the_last_replay_has_its_age_once():
     state = StreamState("ticks", "demo.ticks", replayed={"inserted": 1_200, "stale": 0}, replayed_at_ms=NOW_MS - 60_000)
-    (line,) = (str(line) for line in Report(NOW_MS, [state], [], in_full=True).lines() if "last replay" in str(line))
+    (line,) = (
+        str(line) for line in StatusReport(NOW_MS, [state], [], in_full=True).lines() if "last replay" in str(line)
+    )
     assert line.split(None, 2)[2] == "1 min 0 s ago: 1,200 inserted"
 
 
@@ -153,14 +155,14 @@ def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
     monkeypatch.setattr("pwd.getpwuid", nobody)
     done = CliRunner().invoke(frazil, ["pause", "ticks", "--streams", str(streams)], catch_exceptions=False)
     assert done.exit_code == 0
-    assert open_desired(load_stream(streams / "ticks.yaml")).read().by == f"uid {os.getuid()}"
+    assert open_desired_store(load_stream(streams / "ticks.yaml")).read().by == f"uid {os.getuid()}"
 
 
 @pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
 def test_whoever_saw_the_file_valid_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(run, "in_foreground", lambda *_, **__: 0)
+    monkeypatch.setattr(run, "run_in_foreground", lambda *_, **__: 0)
     assert CliRunner().invoke(frazil, [*seen_by.split(), "--streams", str(streams)]).exit_code == 0
     (streams / "ticks.yaml").write_text("name: [")
     for arguments in ("status", "status ticks"):
@@ -224,7 +226,7 @@ def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_lives(strea
 
 def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believed(streams: Path):
     with WriterLock(run_folder("ticks")):
-        old_ms = status(streams)["at-ms"] - STALE_AFTER_MS - 5_000
+        old_ms = status(streams)["at-ms"] - MAX_FRESH_AGE_MS - 5_000
         lock = run_folder("ticks") / "lock"
         held = json.loads(lock.read_text())
         lock.write_text(json.dumps({**held, "launched_at_ms": old_ms}))
@@ -277,14 +279,14 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     present = dataclasses.replace(launch(), launched_at_ms=NOW_MS - age_ms, spec_fingerprint="f")
     heartbeats = heartbeat(last_commit_at_ms=NOW_MS - committed_ago_ms)
     writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
-    observed = Observed(writer, Declared("f"), Desired())
-    decision = decide(observed, now_ms=NOW_MS, policy=Policy())
+    observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState())
+    decision = decide(observed, now_ms=NOW_MS, policy=SupervisionPolicy())
     assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
 def test_an_exit_is_said_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
-    said = writer_process(Observation(ProcessState.ENDED, launch(), heartbeat(epoch=3), (end,)), now_ms=NOW_MS)
+    said = describe_writer_process(Observation(ProcessState.ENDED, launch(), heartbeat(epoch=3), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
     assert (said.has_ended, said.epoch) == (True, 3)
     assert said.pid is None
@@ -292,7 +294,7 @@ def test_an_exit_is_said_with_its_name_and_last_error():
 
 def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
     end = ExitRecord("launch-0", 12, 0, 1, "f", 0, committed=False, error="old")
-    said = writer_process(
+    said = describe_writer_process(
         Observation(ProcessState.ENDED, launch(), heartbeat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS
     )
     assert (said.exit_code, said.error) == (0, None)
@@ -300,7 +302,9 @@ def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
 
 def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
     dead = launch(LaunchKind.FOREGROUND)
-    said = writer_process(Observation(ProcessState.ENDED, dead, heartbeat(phase=Phase.STAGING), ()), now_ms=NOW_MS)
+    said = describe_writer_process(
+        Observation(ProcessState.ENDED, dead, heartbeat(phase=Phase.STAGING), ()), now_ms=NOW_MS
+    )
     assert (said.exit_code, said.ended_at_ms) == (None, NOW_MS)
 
 
@@ -350,13 +354,13 @@ def test_a_writer_of_one_stream_was_killed_with_no_application(streams: Path):
 
 def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     spec = load_stream(streams / "ticks.yaml")
-    open_desired(spec).pause(by="ana", reason="")
-    before = open_desired(spec).read()
+    open_desired_store(spec).pause(by="ana", reason="")
+    before = open_desired_store(spec).read()
     with WriterLock(run_folder("ticks"), streams=("ticks",)):
         said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).stdout
     assert "ticks is not restarted: its writer runs in the foreground" in said
     assert "Nothing was changed: it stays paused." in said
-    assert open_desired(spec).read() == before
+    assert open_desired_store(spec).read() == before
 
 
 def test_a_throttle_is_a_problem_while_the_writer_lives(streams: Path):
@@ -403,10 +407,10 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
 
 @pytest.mark.parametrize(("writer", "command"), [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run")])
 def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_starts(writer: ProcessState, command: str):
-    said = next_step("ticks", 4, writer)
+    said = describe_next_step("ticks", 4, writer)
     assert "It ends with 13 (Fenced) within a minute" in said
     assert said.endswith(f"Only after that, `frazil {command} ticks` continues there.")
-    assert next_step("ticks", 4, ProcessState.ENDED).endswith(
+    assert describe_next_step("ticks", 4, ProcessState.ENDED).endswith(
         "`frazil resume ticks`, or `frazil run ticks`, continues there."
     )
 
@@ -444,7 +448,7 @@ def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path,
     file = streams / "ticks.yaml"
     with WriterLock(run_folder("ticks"), streams=("ticks",)) as lock:
         now_ms = status(streams)["at-ms"]
-        lock.record(Launch("l", kind, now_ms, writer=mark(os.getpid())))
+        lock.record(Launch("l", kind, now_ms, writer=identify_process(os.getpid())))
         before = load_stream(file).fingerprint()
         heartbeat(pid=os.getpid(), written_at_ms=now_ms, spec_fingerprint=before).write(ticks())
         (same,) = status(streams)["streams"]
@@ -544,7 +548,7 @@ SHOWN = r"why\ud800 \x1b[2J\u202egnp"
 
 def test_a_reason_that_no_terminal_can_show_is_shown_escaped(streams: Path) -> None:
     """An earlier version kept it, or another tool wrote it."""
-    open_desired(load_stream(streams / "ticks.yaml")).pause(by="ana", reason=BAD)
+    open_desired_store(load_stream(streams / "ticks.yaml")).pause(by="ana", reason=BAD)
     done = subprocess.run(
         [Path(sys.executable).with_name("frazil"), "status", "ticks", "--streams", str(streams)],
         capture_output=True,

@@ -13,7 +13,7 @@ import yaml
 from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import DriverState
 from frazil.cluster.kubernetes import DriverPod
-from frazil.cluster.kubernetes_access import KubernetesAccess, find_access, from_kubeconfig, from_service_account
+from frazil.cluster.kubernetes_access import KubernetesAccess, find_access, read_kubeconfig, read_service_account
 from frazil.cluster.kubernetes_pod import CONTAINER
 from frazil.errors import AccessDenied, EnvironmentUnusable
 from tests.secured_kafka import Authority
@@ -169,10 +169,10 @@ def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
 
 def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(api: Api, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="not running in a pod with a service account"):
-        from_service_account({}, tmp_path)
+        read_service_account({}, tmp_path)
     for name, text in {"token": "one\n", "namespace": "frazil", "ca.crt": "x"}.items():
         (tmp_path / name).write_text(text)
-    found = from_service_account({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+    found = read_service_account({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
     assert (found.address, found.namespace) == ("https://[fd00::1]:443", "frazil")
     assert found.authority == tmp_path / "ca.crt"
     asking = driver(api, token_file=tmp_path / "token")
@@ -199,11 +199,11 @@ def kubeconfig(folder: Path, *, cluster: dict[str, Any] | None = None, user: dic
 def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     file = kubeconfig(tmp_path, cluster={"certificate-authority-data": data}, user={"token": "t"})
-    found = from_kubeconfig(file)
+    found = read_kubeconfig(file)
     assert (found.address, found.namespace, found.token) == ("https://k8s:6443", "frazil", "t")
     assert found.authority == "PEM"
     user = {"tokenFile": "/run/token", "client-certificate": "c.pem", "client-key": "k.pem"}
-    found = from_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.pem"}, user=user))
+    found = read_kubeconfig(kubeconfig(tmp_path, cluster={"certificate-authority": "ca.pem"}, user=user))
     assert (found.token_file, found.authority) == (Path("/run/token"), tmp_path / "ca.pem")
     assert found.certificate == (tmp_path / "c.pem", tmp_path / "k.pem")
 
@@ -223,14 +223,14 @@ def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None
 )
 def test_a_kubeconfig_that_frazil_cannot_use_is_refused(tmp_path: Path, parts: dict[str, Any], says: str) -> None:
     with pytest.raises(EnvironmentUnusable, match=says):
-        from_kubeconfig(kubeconfig(tmp_path, **parts))
+        read_kubeconfig(kubeconfig(tmp_path, **parts))
 
 
 @pytest.mark.parametrize("text", ["", "- a", "current-context: x", "{", "current-context: x\ncontexts: []"])
 def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(EnvironmentUnusable, match="cannot use the kubeconfig"):
-        from_kubeconfig(tmp_path / "config")
+        read_kubeconfig(tmp_path / "config")
 
 
 def test_the_api_is_trusted_by_the_named_authority_and_by_no_other(apis: Any, tmp_path: Path) -> None:

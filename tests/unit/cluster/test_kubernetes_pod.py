@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.cluster.kubernetes_pod import CONTAINER, POD_IP, POD_NAME, driver_pod, pod_name
+from frazil.cluster.kubernetes_pod import CONTAINER, POD_IP, POD_NAME, build_pod, pod_name
 from frazil.cluster.submission import ClusterDriver
 from frazil.errors import SpecError
 from frazil.spec.resources import Resources
@@ -30,7 +30,7 @@ def driver(spark: dict[str, str], *, name: str = "ticks", environment: dict[str,
 
 def pod(spark: dict[str, str], **declared: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The pod, and the driver's container in it."""
-    found = driver_pod(driver({**IMAGE, **spark}, **declared), namespace="lake")
+    found = build_pod(driver({**IMAGE, **spark}, **declared), namespace="lake")
     return found, next(each for each in found["spec"]["containers"] if each["name"] == CONTAINER)
 
 

@@ -9,7 +9,7 @@ import pytest
 from frazil.cluster import standalone
 from frazil.cluster.api import ApiUnavailable, ApiUnreachable
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.cluster.standalone import StandaloneDriver, submission_status
+from frazil.cluster.standalone import StandaloneDriver, to_driver_status
 from frazil.errors import EnvironmentUnusable
 
 from .conftest import Answer, Api
@@ -29,7 +29,7 @@ STANDBY = {
     "serverSparkVersion": "4.1.3",
     "success": False,
 }
-REQUEST = standalone.create_request(
+REQUEST = standalone.build_request(
     "/opt/frazil/drive_stream.py",
     ["ticks", "--driver", "a"],
     properties={"spark.app.name": "frazil ticks", "spark.driver.supervise": "true"},
@@ -55,7 +55,7 @@ REQUEST = standalone.create_request(
 def test_what_a_master_tells_of_a_driver(
     answer: dict[str, Any], state: DriverState, words: str, code: int | None
 ) -> None:
-    found = submission_status(answer)
+    found = to_driver_status(answer)
     assert (found.state, found.exit_code) == (state, code)
     assert words in found.reason
 

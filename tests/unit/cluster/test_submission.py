@@ -9,10 +9,10 @@ import pytest
 
 from frazil.cluster.submission import (
     ClusterDriver,
-    properties_text,
-    submit_command,
-    submit_environment,
-    submit_properties,
+    build_submit_command,
+    build_submit_environment,
+    build_submit_properties,
+    format_properties,
 )
 from frazil.errors import SpecError
 from frazil.spec.resources import Resources
@@ -27,13 +27,13 @@ def driver(environment: dict[str, str] | None = None, *, name: str = "ticks", **
 
 def test_the_command_line_holds_no_property_and_so_no_secret(tmp_path: Path) -> None:
     requested = driver({"KAFKA_PASSWORD": "hush"}, master="yarn")
-    command = submit_command(Path("/spark"), tmp_path / "p", requested)
+    command = build_submit_command(Path("/spark"), tmp_path / "p", requested)
     assert command == ("/spark/bin/spark-submit", "--properties-file", f"{tmp_path}/p", "/opt/write_stream.py", "ticks")
-    assert submit_environment(Path("/spark"), {"PATH": "/bin"}) == {"PATH": "/bin", "SPARK_HOME": "/spark"}
+    assert build_submit_environment(Path("/spark"), {"PATH": "/bin"}) == {"PATH": "/bin", "SPARK_HOME": "/spark"}
 
 
 def test_yarn_starts_a_driver_once_with_the_packages_python() -> None:
-    found = submit_properties(driver({"KAFKA_PASSWORD": "hush"}, master="yarn", package="hdfs:///frazil.tar.gz"))
+    found = build_submit_properties(driver({"KAFKA_PASSWORD": "hush"}, master="yarn", package="hdfs:///frazil.tar.gz"))
     assert found == {
         "spark.app.name": "frazil ticks",
         "spark.driver.memory": "1024m",
@@ -51,16 +51,16 @@ def test_yarn_starts_a_driver_once_with_the_packages_python() -> None:
 
 def test_a_declaration_has_the_last_word_except_on_how_the_driver_is_found() -> None:
     declared = {"spark.driver.memory": "3g", "spark.yarn.maxAppAttempts": "5", "spark.submit.deployMode": "client"}
-    found = submit_properties(driver(master="yarn", spark=declared))
+    found = build_submit_properties(driver(master="yarn", spark=declared))
     assert found["spark.driver.memory"] == "3g"
     assert (found["spark.yarn.maxAppAttempts"], found["spark.submit.deployMode"]) == ("1", "cluster")
 
 
 def test_a_standalone_cluster_takes_no_python_driver_from_spark_submit() -> None:
     with pytest.raises(SpecError, match="spark://h:7077 does not accept drivers from spark-submit"):
-        submit_properties(driver(master="spark://h:7077"))
+        build_submit_properties(driver(master="spark://h:7077"))
 
 
 def test_a_properties_file_keeps_what_java_would_take_for_its_own() -> None:
-    found = properties_text({"a b:c=d": " x\\y\nz#=: ", "#k": "v"})
+    found = format_properties({"a b:c=d": " x\\y\nz#=: ", "#k": "v"})
     assert found == "a\\ b\\:c\\=d=\\ x\\\\y\\nz#=: \n\\#k=v\n"

@@ -14,11 +14,11 @@ from frazil.cluster.api import ApiUnavailable
 from frazil.cluster.driver import DriverState
 from frazil.cluster.yarn import (
     YarnDriver,
-    application_status,
     find_application,
     parse_application_id,
-    resource_managers,
+    read_resource_managers,
     strip_log_envelope,
+    to_driver_status,
 )
 from frazil.errors import AccessDenied, EnvironmentUnusable
 
@@ -94,7 +94,7 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
 def test_what_was_not_recorded_is_evaluated_by_the_specification(
     report: dict[str, Any], state: DriverState, says: str
 ) -> None:
-    found = application_status(report)
+    found = to_driver_status(report)
     assert (found.state, found.exit_code) == (state, None)
     assert says in found.reason
 
@@ -207,7 +207,7 @@ def test_the_hadoop_configuration_says_where_the_resource_managers_are(
 ) -> None:
     rows = "".join(f"<property><name>{k}</name><value> {v} </value></property>" for k, v in properties.items())
     (tmp_path / "yarn-site.xml").write_text(f"<configuration>{rows}</configuration>")
-    assert resource_managers(tmp_path) == addresses
+    assert read_resource_managers(tmp_path) == addresses
     (tmp_path / "yarn-site.xml").write_text("<configuration>")
     with pytest.raises(EnvironmentUnusable, match=r"cannot read .*yarn-site\.xml, which defines YARN's address"):
-        resource_managers(tmp_path)
+        read_resource_managers(tmp_path)

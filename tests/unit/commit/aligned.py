@@ -18,9 +18,9 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, open_branch
-from frazil.commit.marker_change import reset
-from frazil.commit.reset import before_reset
+from frazil.commit.marker import BatchKey, Marker, open_branch_name
+from frazil.commit.marker_changes import reset
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import bare_path, referenced_paths
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
@@ -37,7 +37,7 @@ SCHEMA = Schema(
 )
 BY_HOUR = PartitionSpec(PartitionField(source_id=1, field_id=1000, transform=HourTransform(), name="ts_hour"))
 BEGAN = datetime(2013, 12, 30, 10, tzinfo=UTC)
-BRANCH = open_branch("events")
+BRANCH = open_branch_name("events")
 LATENESS = 30
 ALIGN = Alignment("ts", Grain.HOUR, lateness_us=LATENESS * 60_000_000)
 FAR = 3 * 24 * 60
@@ -98,7 +98,7 @@ class Aligned:
 
     def reset(self, target: dict[tuple[str, int], int]) -> None:
         world = self.world
-        reset(world.tables, target=target, source=world.source, seen=before_reset(world.tables))
+        reset(world.tables, target=target, source=world.source, seen=read_state_before_reset(world.tables))
         self.begin()
 
     def head(self, branch: str = BRANCH) -> int | None:

@@ -17,12 +17,12 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
-from frazil.commit.mode import DEDUPLICATES
+from frazil.commit.merging_modes import DEDUPE_MODE
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.commit.target import target_table
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -62,7 +62,7 @@ class RepeatedWorld(World):
             return self.run_tasks(context, tasks)
 
         rules = MergeRules(("id",), event_time="at", within_us=WITHIN_US, window_us=Grain.HOUR.us)
-        merging = MergeConfig(lambda _: rules, run, lambda: self.parallelism, DEDUPLICATES)
+        merging = MergeConfig(lambda _: rules, run, lambda: self.parallelism, DEDUPE_MODE)
         return dataclasses.replace(super().view(), merging=merging)
 
     def arrive(self, committer: Committer, rows: Rows) -> Journal:

@@ -27,8 +27,8 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
-from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, Layout, write_added
-from frazil.table.recent import Recent
+from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, ManifestLayout, write_added
+from frazil.table.recent import BoundedCache
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
 BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"), spec_id=1)
@@ -36,9 +36,9 @@ Codec = Literal["deflate", "null", "zstandard"]
 
 
 @pytest.fixture(autouse=True)
-def forms(monkeypatch: pytest.MonkeyPatch) -> Recent[Any]:
+def forms(monkeypatch: pytest.MonkeyPatch) -> BoundedCache[Any]:
     """Those of this test alone."""
-    kept = Recent[Any](MAX_CACHED_ENCODINGS)
+    kept = BoundedCache[Any](MAX_CACHED_ENCODINGS)
     monkeypatch.setattr(manifest_writing, "_encodings", kept)
     return kept
 
@@ -73,14 +73,16 @@ def a_file(spec_id: int, day: str) -> DataFile:
     return file
 
 
-def written(table: Table, layout: Layout, name: str, *, content: ManifestContent = ManifestContent.DATA) -> bytes:
+def written(
+    table: Table, layout: ManifestLayout, name: str, *, content: ManifestContent = ManifestContent.DATA
+) -> bytes:
     path = f"{table.location()}/{name}.avro"
     files = [a_file(layout.spec.spec_id, "2026-01-01")]
     write_added(files, layout, content=content, path=path, table=table, snapshot_id=11)
     return read(path)
 
 
-def by_pyiceberg(table: Table, layout: Layout, codec: Codec) -> bytes:
+def by_pyiceberg(table: Table, layout: ManifestLayout, codec: Codec) -> bytes:
     path = f"{table.location()}/theirs.avro"
     entry = ManifestEntry.from_args(
         status=ManifestEntryStatus.ADDED,
@@ -101,8 +103,8 @@ def read(path: str) -> bytes:
     return data.replace(data[-16:], b"")
 
 
-def layout_of(table: Table) -> Layout:
-    return Layout(table.spec(), table.schema())
+def layout_of(table: Table) -> ManifestLayout:
+    return ManifestLayout(table.spec(), table.schema())
 
 
 @pytest.mark.parametrize(("property", "codec"), [("gzip", "deflate"), ("uncompressed", "null"), ("zstd", "zstandard")])
@@ -115,7 +117,7 @@ def test_a_manifest_has_the_bytes_that_pyiceberg_writes_the_first_time_and_again
     assert [written(table, layout, name) for name in ("first", "again")] == [theirs, theirs]
 
 
-def test_a_form_is_resolved_once_for_each_content(table: Table, forms: Recent[Any]):
+def test_a_form_is_resolved_once_for_each_content(table: Table, forms: BoundedCache[Any]):
     layout = layout_of(table)
     data = written(table, layout, "data")
     deletes = written(table, layout, "deletes", content=ManifestContent.DELETES)
@@ -129,7 +131,7 @@ def test_another_schema_of_the_same_number_is_not_taken_for_the_one_that_is_know
     ours = layout_of(table)
     written(table, ours, "first")
     more = NestedField(3, "symbol", StringType())
-    theirs = Layout(ours.spec, Schema(*ours.schema.fields, more, schema_id=ours.schema.schema_id))
+    theirs = ManifestLayout(ours.spec, Schema(*ours.schema.fields, more, schema_id=ours.schema.schema_id))
     assert written(table, theirs, "second") == by_pyiceberg(table, theirs, "deflate")
 
 

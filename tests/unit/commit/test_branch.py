@@ -10,10 +10,10 @@ import pytest
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.compare_and_swap import Change, swap
+from frazil.commit.failed_rounds import TableNames, classify_error
 from frazil.commit.marker import BatchKey
-from frazil.commit.setbacks import TableNames, classify_error
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.swap import Change, swap
 from frazil.ingest.contract import StagedFile
 
 MAIN = "demo.events"
@@ -63,9 +63,9 @@ def test_a_batch_whose_sequence_number_a_branch_took_has_lost_a_race_and_is_no_o
     world.run(committer, {0: (0, 1)})
     aside = world.write(BatchKey(9, 0), [(1, 100)])
     world.catalog.next_meets(lambda: append_aside(world, aside), MAIN)
-    with caplog.at_level(logging.INFO, "frazil.commit.swap"):
+    with caplog.at_level(logging.INFO, "frazil.commit.compare_and_swap"):
         world.run(committer, {0: (1, 3)})
-    (reported,) = [record for record in caplog.records if record.name == "frazil.commit.swap"]
+    (reported,) = [record for record in caplog.records if record.name == "frazil.commit.compare_and_swap"]
     assert reported.levelname == "INFO"
     assert reported.getMessage().startswith("commit to demo.events lost a race (ValueError: Cannot add snapshot with")
     assert world.rows() == [(0, offset) for offset in range(3)]

@@ -158,7 +158,7 @@ def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(
     lake: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_can_hold(lake, SPEC, now_ms=NOW_MS)
-    monkeypatch.setattr(catalog_probe, "VERSION", catalog_probe.VERSION + 1)
+    monkeypatch.setattr(catalog_probe, "PROBE_VERSION", catalog_probe.PROBE_VERSION + 1)
     again: Any = Flawed(lake)
     check_can_hold(again, SPEC, now_ms=NOW_MS)
     assert again.commits > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyiceberg.io.fsspec import FsspecFileIO
 
-from frazil.commit.manifest_writing import CountedOutput
+from frazil.commit.manifest_writing import CountingOutput
 
 
 def test_a_manifest_list_knows_the_length_of_each_manifest(world):
@@ -21,7 +21,7 @@ def test_a_manifest_list_knows_the_length_of_each_manifest(world):
 
 
 def test_what_is_written_again_is_counted_again(tmp_path: Path) -> None:
-    output = CountedOutput(FsspecFileIO({}).new_output(f"file://{tmp_path}/file"))
+    output = CountingOutput(FsspecFileIO({}).new_output(f"file://{tmp_path}/file"))
     for text in (b"a longer text", b"short"):
         with output.create(overwrite=True) as stream:
             stream.write(text)

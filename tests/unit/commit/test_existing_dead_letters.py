@@ -10,8 +10,8 @@ from pyroaring import BitMap64
 from frazil.commit import committer
 from frazil.commit.journal import NO_DEAD_LETTERS
 from frazil.commit.marker import BatchKey
-from frazil.commit.marker_change import forget, reset
-from frazil.commit.reset import before_reset
+from frazil.commit.marker_changes import forget, reset
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.errors import CommitUnavailable, RolledBack, StaleBatch
 from tests.unit.commit.conftest import World
 
@@ -28,7 +28,7 @@ def test_after_a_rollback_what_a_stricter_schema_rejects_is_a_dead_letter(world:
     begun = world.load().current_snapshot().snapshot_id
     world.run(writer, {0: (0, 10)}, rejected={0: [3]})
     world.load().manage_snapshots().rollback_to_snapshot(begun).commit()
-    reset(world.tables, target={P0: 0, P1: 0}, source=world.source, seen=before_reset(world.tables))
+    reset(world.tables, target={P0: 0, P1: 0}, source=world.source, seen=read_state_before_reset(world.tables))
 
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3, 5, 7]})
 
@@ -83,7 +83,7 @@ def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pyt
     world.run(writer, {0: (10, 20)}, rejected={0: [12]})
     world.run(world.begin(), {0: (20, 30)})
     assert not requested
-    reset(world.tables, target={P0: 0, P1: 0}, source=world.source, seen=before_reset(world.tables))
+    reset(world.tables, target={P0: 0, P1: 0}, source=world.source, seen=read_state_before_reset(world.tables))
     writer = world.begin()
     for start in range(0, 40, 10):
         world.run(writer, {0: (start, start + 10)}, rejected={0: [o for o in (3, 12, 31) if start <= o < start + 10]})
@@ -114,7 +114,7 @@ def test_dead_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(
     world.roll_back(1, world.load_dead_letters())
     with pytest.raises(RolledBack):
         world.take_over()
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     reset(world.tables, target=seen.held, source=world.source, seen=seen)
 
     committer = world.begin()
@@ -132,7 +132,7 @@ def test_dead_letters_of_a_stream_that_shares_the_table_are_not_its_own(world: W
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})
     other.run(other.begin(), {0: (0, 10)}, rejected={0: [5]})
     for each in (world, other):
-        reset(each.tables, target={P0: 0, P1: 0}, source=each.source, seen=before_reset(each.tables))
+        reset(each.tables, target={P0: 0, P1: 0}, source=each.source, seen=read_state_before_reset(each.tables))
         committer = each.begin()
         held = committer.existing_dead_letters(each.marker())
         assert {tp: list(BitMap64.deserialize(o)) for tp, o in held.items()} == {P0: [3 if each is world else 5]}

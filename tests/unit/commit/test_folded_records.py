@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from frazil.audit.claims import claims, window_claims
-from frazil.commit.folded_records import MAX_BYTES, MAX_PARALLEL_READS, split_records
+from frazil.audit.claims import load_all_claims, load_window_claims
+from frazil.commit.folded_records import MAX_PARALLEL_READS, MAX_SEGMENT_BYTES, split_records
 from frazil.commit.history import Period, commit_records, first_offsets, table_position
-from frazil.commit.journal import Journal, JournalStore, Unusable
+from frazil.commit.journal import Journal, JournalStore, UnusableJournal
 from frazil.commit.marker import BatchKey
-from frazil.commit.marker_change import forget
+from frazil.commit.marker_changes import forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import bare_path
 from frazil.events import StreamEvent
@@ -58,8 +58,8 @@ def seen(world: Any) -> dict[str, Any]:
     return {
         "records": list(journals.records()),
         "newest first": list(journals.records(newest_first=True, below=BatchKey(3, 1))),
-        "claims": claims(journals, marker, metadata),
-        "of a window": window_claims(journals, marker, metadata, everything),
+        "claims": load_all_claims(journals, marker, metadata),
+        "of a window": load_window_claims(journals, marker, metadata, everything),
         "by path": [journals.read(path) for _, path in commit_records(metadata, "events")],
         "by key": [journals.get(journal.key) for journal in journals.records()],
         "position": table_position(metadata, journals, stream="events", table="demo.events"),
@@ -76,10 +76,10 @@ def test_whoever_asks_for_a_record_finds_it_after_it_was_folded(run):
     assert len(objects(run, "journal")) == 3
     assert seen(run) == before
     run.expire_all_but_newest()
-    after = claims(run.tables.journals, run.marker(), run.load().metadata)
+    after = load_all_claims(run.tables.journals, run.marker(), run.load().metadata)
     assert after == replace(before["claims"], repeats=None), "only snapshots count repeats"
     everything = Period(0, run.clock_ms + 1)
-    found = window_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
+    found = load_window_claims(run.tables.journals, run.marker(), run.load().metadata, everything)
     assert found.records == before["claims"].records
 
 
@@ -149,7 +149,7 @@ def test_two_folds_at_once_lose_and_repeat_nothing(run):
 
 
 def test_no_more_is_read_ahead_than_is_read_at_once():
-    record, read = bytes(MAX_BYTES), []
+    record, read = bytes(MAX_SEGMENT_BYTES), []
 
     def one(key: BatchKey) -> bytes:
         read.append(key)
@@ -173,7 +173,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
     fold(run)
     assert set(journals.keys()) >= {(1, 2), (1, 3), (1, 9)}
     assert journals.entry(BatchKey(1, 2), table_uuid=str(run.load().metadata.table_uuid), stream="events") is (
-        Unusable.FOREIGN
+        UnusableJournal.FOREIGN
     )
     run.begin()
     assert set(journals.keys()).isdisjoint({late.key})
@@ -220,7 +220,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
 
 def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "open_existing_catalog", lambda _: run.catalog)
-    monkeypatch.setattr(hosting, "PAUSE_S", 0.0)
+    monkeypatch.setattr(hosting, "FOLD_PAUSE_S", 0.0)
     for name, number in (("keep", 2), ("limit", 4)):
         monkeypatch.setitem(JournalStore.fold.__kwdefaults__, name, number)
     spec: Any = SimpleNamespace(name="events", table=SimpleNamespace(catalog="lake", identifier="demo.events"))

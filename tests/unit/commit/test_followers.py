@@ -18,14 +18,14 @@ from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.marker_change import give_up, is_ahead, write_first_marker
-from frazil.commit.members import write_member
-from frazil.commit.missing_rows import tables_behind
+from frazil.commit.marker_changes import discard_rows_of_existing_table, is_ahead, write_first_marker
+from frazil.commit.missing_rows import find_lagging_tables
+from frazil.commit.routed_table_records import write_table_record
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
-from frazil.maintenance.orphans import Undecided
+from frazil.maintenance.orphans import UndecidedFiles
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
 
@@ -111,7 +111,7 @@ def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_says_how
     assert routed.marker(ORDERS).settled == second.key
     assert routed.marker(PAYMENTS).settled == first.key, "a batch without rows for a table leaves it alone"
     assert routed.world.marker().routed == first.key, "what the default table said when it decided the second"
-    assert routed.followers.complete_through == second.key
+    assert routed.followers.last_complete_batch == second.key
     assert len(routed.load(ORDERS).metadata.snapshots) == 3, "its marker, and a snapshot for each batch"
 
 
@@ -187,7 +187,7 @@ def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
         "demo.orders is missing 3 rows of 2 batches: frazil is not permitted to commit to table demo.orders: not yours"
     )
     assert behind.since_ms == first.created_at_ms
-    assert routed.followers.complete_through < first.key
+    assert routed.followers.last_complete_batch < first.key
 
     snapshots = len(routed.load(ORDERS).metadata.snapshots)
     routed.run({PAYMENTS: [6]}, 7)
@@ -239,10 +239,10 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
-    (behind,) = tables_behind(routed.tables, routed.world.marker())
+    (behind,) = find_lagging_tables(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
-    give_up(routed.tables, ORDERS, routed.world.marker())
-    assert tables_behind(routed.tables, routed.world.marker()) == []
+    discard_rows_of_existing_table(routed.tables, ORDERS, routed.world.marker())
+    assert find_lagging_tables(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([4], [1, 3])
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
@@ -251,7 +251,7 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
 def test_what_follows_while_a_user_gives_up_rows_stays(routed: Routed) -> None:
     shown = routed.world.marker()
     last = routed.run({ORDERS: [0]}, 1)
-    give_up(routed.tables, ORDERS, shown)
+    discard_rows_of_existing_table(routed.tables, ORDERS, shown)
     assert routed.marker(ORDERS).settled == last.key, "else its rows would come again"
     routed.begin().commit()
     assert routed.offsets(ORDERS) == [0]
@@ -268,7 +268,7 @@ def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: R
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS)
     journal = routed.run({"main": [0], ORDERS: [1]}, 2)
     (waiting,) = journal.staged_for(ORDERS)
-    assert Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)
+    assert UndecidedFiles.of(routed.load(ORDERS).properties).holds(waiting.path)
     routed.begin()
     routed.begin()
     epoch, tables = routed.committer.epoch, routed.tables
@@ -287,7 +287,7 @@ def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: R
     assert sweep_routed(tables, below_epoch=epoch) == 0, "nothing tells which files wait"
     routed.followers.commit()
     assert routed.offsets(ORDERS) == [1]
-    assert not Undecided.of(routed.load(ORDERS).properties).holds(waiting.path)
+    assert not UndecidedFiles.of(routed.load(ORDERS).properties).holds(waiting.path)
 
 
 def test_what_a_lost_batch_staged_for_a_routed_table_is_deleted(routed: Routed) -> None:
@@ -351,7 +351,7 @@ def test_a_table_that_was_purged_goes_on_once_it_is_made_again_and_given_up(rout
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.catalog.inner.purge_table(ORDERS)
     routed.world.catalog.inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY)
-    give_up(routed.tables, ORDERS, routed.world.marker())
+    discard_rows_of_existing_table(routed.tables, ORDERS, routed.world.marker())
     found = routed.begin()
     found.commit()
     assert (found.behind, found.waiting) == ({}, {})
@@ -525,7 +525,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
 def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_step_needs_it(world):
     routed = Routed(world)
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
-    write_member(routed.tables, ORDERS, None, routed.load(ORDERS))
+    write_table_record(routed.tables, ORDERS, None, routed.load(ORDERS))
     routed.begin()
     journal = routed.stage({"main": [2], ORDERS: [3]}, 4)
     world.catalog.inner.drop_table(ORDERS)

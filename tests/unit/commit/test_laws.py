@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from frazil.commit.commit_checks import Continuity, check_same_source, classify_batch, classify_dead_letters
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, Fate, Marker, read_marker
-from frazil.commit.rules import Continuity, check_same_source, continuity, dead_letter_continuity
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -156,7 +156,7 @@ spans = st.dictionaries(
 
 @given(positions, spans)
 def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
-    result = continuity(marker_at(at), journal_of(progress))
+    result = classify_batch(marker_at(at), journal_of(progress))
     if result is Continuity.COMMIT:
         assert all(start == at.get(p, start) for p, (start, _) in progress.items())
     elif result is Continuity.COMMITTED:
@@ -168,35 +168,35 @@ def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
 
 @given(positions, spans)
 def test_a_batch_that_was_committed_is_never_to_be_committed_again(at, progress):
-    assume(continuity(marker_at(at), journal_of(progress)) is Continuity.COMMIT)
+    assume(classify_batch(marker_at(at), journal_of(progress)) is Continuity.COMMIT)
     after = {**at, **{p: end for p, (_, end) in progress.items()}}
-    assert continuity(marker_at(after), journal_of(progress)) is Continuity.COMMITTED
+    assert classify_batch(marker_at(after), journal_of(progress)) is Continuity.COMMITTED
 
 
 @given(positions)
 def test_an_empty_commit_is_committed_once(at):
     empty_commit = journal_of({}, key=BatchKey(1, 4))
-    assert continuity(marker_at(at), empty_commit) is Continuity.COMMIT
-    assert continuity(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED
+    assert classify_batch(marker_at(at), empty_commit) is Continuity.COMMIT
+    assert classify_batch(marker_at(at, settled=BatchKey(1, 4)), empty_commit) is Continuity.COMMITTED
 
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))
 def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
     """Wherever it lies: after a reset it lies below what the table holds."""
-    result = dead_letter_continuity(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
+    result = classify_dead_letters(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
     assert (result is Continuity.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
 
 
 @given(positions, spans)
 def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
     """The journal is an earlier frazil's, which left out what it rejected below the table's offsets."""
-    result = dead_letter_continuity(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
+    result = classify_dead_letters(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
     assert (result is Continuity.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
 
 
 def test_dead_letters_that_landed_are_not_committed_twice():
     journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_DEAD_LETTERS)
-    assert dead_letter_continuity(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Continuity.COMMITTED
+    assert classify_dead_letters(marker_at({}).with_batch(BatchKey(1, 4)), journal) is Continuity.COMMITTED
 
 
 def test_an_earlier_frazil_reads_a_journal():

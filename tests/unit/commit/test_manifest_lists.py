@@ -8,8 +8,8 @@ import pytest
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
-from frazil.commit.manifest_lists import MAX_CACHED, read_manifests
-from frazil.table.recent import Recent
+from frazil.commit.manifest_lists import MAX_CACHED_LISTS, read_manifests
+from frazil.table.recent import BoundedCache
 
 
 def heads(world: Any) -> tuple[Any, list[Snapshot]]:
@@ -55,7 +55,7 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
     committer = world.begin()
     for number in range(3):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    monkeypatch.setattr(manifest_lists, "_cache", Recent(MAX_CACHED))
+    monkeypatch.setattr(manifest_lists, "_cache", BoundedCache(MAX_CACHED_LISTS))
     committer.commit(world.stage(committer, {0: (3, 4)}))
     committer.commit(world.stage(committer, {0: (4, 5)}))
     assert len(reads) == 1
@@ -67,6 +67,6 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
 
 def test_few_lists_are_kept(world: Any):
     committer = world.begin()
-    for number in range(2 * MAX_CACHED):
+    for number in range(2 * MAX_CACHED_LISTS):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
-    assert len(manifest_lists._cache) == MAX_CACHED
+    assert len(manifest_lists._cache) == MAX_CACHED_LISTS

@@ -8,16 +8,16 @@ import pytest
 from pyiceberg.exceptions import ForbiddenError
 
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
-from frazil.commit.marker_change import adopt, forget, reset
-from frazil.commit.reset import BeforeReset, before_reset
+from frazil.commit.marker_changes import adopt, forget, reset
+from frazil.commit.reset_plan import StateBeforeReset, read_state_before_reset
 from frazil.errors import AccessDenied, AdoptionRequired, Fenced, MarkerUnreadable, RolledBack, WriterBusy
 from frazil.kafka.identity import SourceIdentity
 
 P0, P1 = ("events", 0), ("events", 1)
 
 
-def reset_to(world: Any, target: dict[tuple[str, int], int], seen: BeforeReset | None = None) -> Marker:
-    seen = seen or before_reset(world.tables)
+def reset_to(world: Any, target: dict[tuple[str, int], int], seen: StateBeforeReset | None = None) -> Marker:
+    seen = seen or read_state_before_reset(world.tables)
     return reset(world.tables, target=target, source=world.source, seen=seen)
 
 
@@ -80,7 +80,7 @@ def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_i
 
 def test_a_stream_that_moved_on_since_it_was_checked_is_not_reset(world: Any):
     writer = world.begin()
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     world.run(writer, {0: (0, 10)})
     with pytest.raises(WriterBusy, match="frazil pause events"):
         reset_to(world, {P0: 4, P1: 0}, seen)
@@ -94,7 +94,7 @@ def test_after_a_rollback_the_table_stands_at_its_newest_batch_that_is_left(worl
     world.run(writer, {0: (10, 30), 1: (0, 5)})
     world.begin()  # a take-over carries no position: it is walked past
     roll_back(world, kept)
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     assert (seen.rolled_back, seen.held, seen.unknown) == (True, {P0: 10, P1: 0}, None)
     reset_to(world, dict(seen.held), seen)
     world.run(world.begin(), {0: (10, 30), 1: (0, 5)})
@@ -107,7 +107,7 @@ def test_a_table_that_was_rolled_back_before_its_first_batch_stands_where_the_st
     begun = world.load().current_snapshot().snapshot_id
     world.run(writer, {0: (7, 10), 1: (3, 5)})
     roll_back(world, begun)
-    assert before_reset(world.tables).held == {P0: 7, P1: 3}
+    assert read_state_before_reset(world.tables).held == {P0: 7, P1: 3}
 
 
 def test_a_missing_commit_record_makes_the_table_s_position_unknown(world: Any):
@@ -118,7 +118,7 @@ def test_a_missing_commit_record_makes_the_table_s_position_unknown(world: Any):
     world.run(writer, {0: (10, 30)})
     roll_back(world, kept)
     world.tables.journals.delete([journal])
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     assert seen.held == {}
     assert "missing or unreadable" in str(seen.unknown)
 
@@ -130,7 +130,7 @@ def test_an_edited_marker_is_replaced_above_every_epoch_and_commits_nothing_agai
     edit_marker(world.load_dead_letters(), world.stream)
     with pytest.raises(MarkerUnreadable):
         world.marker()
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     assert (seen.marker, seen.held) == (None, {P0: 20, P1: 0})
     assert reset_to(world, dict(seen.held), seen).at.epoch == 3
     world.run(world.begin(), {0: (20, 22)})
@@ -258,7 +258,7 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
     with table.maintenance.expire_snapshots() as expire:
         expire.by_ids([s.snapshot_id for s in table.snapshots() if s.snapshot_id != kept])
     assert world.load().metadata.snapshots[0].parent_snapshot_id is None
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
     assert seen.held == {}
     assert "its earlier history has expired" in str(seen.unknown)
 
@@ -266,7 +266,7 @@ def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(wor
 def test_a_reset_that_is_refused_at_its_first_attempt_leaves_no_file_behind(world: Any):
     """A user commits meanwhile, so that what it wrote can never land, and takes the permission away."""
     world.run(world.begin(), {0: (0, 10)})
-    seen = before_reset(world.tables)
+    seen = read_state_before_reset(world.tables)
 
     def overtake() -> None:
         world.foreign_append()

@@ -34,15 +34,15 @@ from pyiceberg.types import (
 )
 
 from frazil.commit import merge_plan
-from frazil.commit.manifest_writing import Layout, write_added
+from frazil.commit.manifest_writing import ManifestLayout, write_added
 from frazil.commit.merge_plan import PATH_FIELD_ID, plan_merge
-from frazil.commit.mode import UPSERTS
+from frazil.commit.merging_modes import UPSERT_MODE
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.commit.target import target_table
+from frazil.commit.staging_targets import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
 from tests.unit.commit.upserts import BY_REGION, WHOLE, upsert_world
 
@@ -148,7 +148,7 @@ def test_without_changes_there_is_nothing_to_do(whole):
 
 
 def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
-    monkeypatch.setattr(merge_plan, "SPLIT_BYTES", 0)
+    monkeypatch.setattr(merge_plan, "MIN_SPLIT_BYTES", 0)
     table = land(whole, [staged(n) for n in range(12)])
 
     plan = plan_merge(table, [change(0), change(1)], KEY, parallelism=3)
@@ -221,7 +221,7 @@ def _land_deletes(world, *files):
     table = world.load()
     writer = SnapshotWriter(())
     writer.snapshot_id = table.metadata.new_snapshot_id()
-    layout = Layout.for_spec(table.spec(), table.metadata)
+    layout = ManifestLayout.for_spec(table.spec(), table.metadata)
     path = f"{table.location()}/metadata/deletes.avro"
     writer.manifests = [
         write_added(
@@ -309,7 +309,7 @@ def test_keys_of_every_type_find_their_files(catalog, kind, one, other, transfor
     table = catalog.inner.load_table("demo.keyed")
     found = {
         value: sum(len(task.files) for task in plan_merge(table, write(changes, value), rules, parallelism=1).tasks)
-        for changes, rules in [(UPSERTS.staging_target(target, ("key",)), MergeRules(("key",)))]
+        for changes, rules in [(UPSERT_MODE.staging_target(target, ("key",)), MergeRules(("key",)))]
         for value in (one, other)
     }
     # Other engines order UUIDs by halves with a sign; these two share a bucket.

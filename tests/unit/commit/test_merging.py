@@ -11,12 +11,12 @@ from pyiceberg.types import StringType
 from frazil.commit.marked_update import prepare_merge
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeConfig
-from frazil.commit.mode import UPSERTS
+from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
@@ -244,7 +244,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     committer = world.begin()
     batch = BatchKey(committer.epoch, world.marker().at.batch + 1)
     table = world.load()
-    target = UPSERTS.staging_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
+    target = UPSERT_MODE.staging_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
     writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
     change = {"ts": event_time(1), "name": "new", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 1}
     writer.add(pa.Table.from_pylist([{**change, CHANGE: UPSERT}], schema=writer.layout.arrow_schema))

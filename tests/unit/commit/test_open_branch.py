@@ -11,9 +11,9 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetPropertiesUpdate
 from pyiceberg.transforms import DayTransform
 
-from frazil.audit.run import audit_stream
-from frazil.commit.marker_change import forget
-from frazil.commit.reset import before_reset
+from frazil.audit.stream_audit import audit_stream
+from frazil.commit.marker_changes import forget
+from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
 from frazil.kafka.identity import SourceIdentity
@@ -223,7 +223,7 @@ def test_after_a_rollback_of_main_the_branch_goes_back_with_it(stream: Aligned) 
     stream.world.roll_back(1)
     with pytest.raises(RolledBack):
         stream.begin()
-    seen = before_reset(stream.world.tables)
+    seen = read_state_before_reset(stream.world.tables)
     assert seen.held == {P0: 2, P1: 2}
     stream.reset(dict(seen.held))
     assert sorted(stream.main() + stream.waiting()) == [(0, 0), (0, 1), (1, 0), (1, 1)]

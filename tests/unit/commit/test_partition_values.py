@@ -12,9 +12,9 @@ from pyiceberg.transforms import IdentityTransform, Transform, VoidTransform
 from pyiceberg.types import LongType, NestedField, StructType
 
 from frazil.commit.marker import BatchKey
+from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import target_table
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 from tests.unit.commit.conftest import FaultyCatalog, World
 

@@ -16,12 +16,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
-from frazil.audit import run as audit_run
-from frazil.audit.compare import compare, duplicates
+from frazil.audit import stream_audit as audit_run
+from frazil.audit.compare import compare_partition, count_duplicates
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Audit, Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, merged_ranges
-from frazil.audit.run import audit_stream
+from frazil.audit.ranges import CommittedRange, merge_ranges
+from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import HOUR_MS, Period, complete_hours, last_period, period_between
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey
@@ -105,7 +105,7 @@ def evidence(
 
 def check(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evidence, Evidence]:
     """A window's evidence at first sight, and with what was committed elsewhere."""
-    spans = merged_ranges(ranges[of])
+    spans = merge_ranges(ranges[of])
     inside = [o for o in rows if any(start <= o < end for start, end in spans)]
     others = (*ranges[: of.start], *ranges[of.stop :])
     topic_id = ranges[-1].topic_id
@@ -120,14 +120,14 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
     _, window_ = check(ranges, of, rows)
-    claimed = {o for start, end in merged_ranges(ranges[of]) for o in range(start, end)}
+    claimed = {o for start, end in merge_ranges(ranges[of]) for o in range(start, end)}
     ids = {o: {r.topic_id for r in ranges if r.start <= o < r.end} for o in range(60)}
     if any(len(of_offset) > 1 for of_offset in ids.values()):  # then an offset counts once, however often it is there
         too_many = {o: int(rows.count(o) > 1 and len(ids[o]) < 2) for o in set(rows)}
     else:
         too_many = {o: rows.count(o) - 1 for o in set(rows)}
-    assert duplicates(whole) == sum(too_many.values())
-    assert duplicates(window_) == sum(n for o, n in too_many.items() if o in claimed)
+    assert count_duplicates(whole) == sum(too_many.values())
+    assert count_duplicates(window_) == sum(n for o, n in too_many.items() if o in claimed)
 
 
 @given(histories(steps=("on", "skip")))
@@ -137,9 +137,9 @@ def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_m
     whole = evidence(ranges, rows, ranges[-1].topic_id, whole=True)
     _, window_ = check(ranges, of, rows)
     # The whole audit's own count, of each batch by itself.
-    alone = [count(compare(evidence([r], rows, r.topic_id, whole=True))) for r in ranges]
-    assert count(compare(whole)) == sum(alone)
-    assert count(compare(window_)) == sum(alone[of])
+    alone = [count(compare_partition(evidence([r], rows, r.topic_id, whole=True))) for r in ranges]
+    assert count(compare_partition(whole)) == sum(alone)
+    assert count(compare_partition(window_)) == sum(alone[of])
 
 
 @given(histories())
@@ -148,10 +148,10 @@ def test_a_range_that_misses_rows_by_itself_is_wrong_beside_any_others(history: 
     short = [len({o for o in rows if r.start <= o < r.end}) < r.records for r in ranges]
     first, second = check(ranges, of, rows)
     if any(short[of]):
-        assert count(compare(first))
-        assert count(compare(second))
+        assert count(compare_partition(first))
+        assert count(compare_partition(second))
     if any(short):
-        assert count(compare(evidence(ranges, rows, ranges[-1].topic_id, whole=True)))
+        assert count(compare_partition(evidence(ranges, rows, ranges[-1].topic_id, whole=True)))
 
 
 def count(found: tuple[Finding, ...]) -> int:
@@ -163,8 +163,8 @@ def test_what_is_well_in_a_window_is_well_beside_all_that_was_ever_committed(his
     """Unless the topic was created again: then a window is always compared with everything."""
     ranges, of, rows = history
     first, second = check([replace(r, topic_id="id-0") for r in ranges], of, rows)
-    if not any(f.kind.is_wrong for f in compare(first)):
-        assert not any(f.kind.is_wrong for f in compare(second))
+    if not any(f.kind.is_wrong for f in compare_partition(first)):
+        assert not any(f.kind.is_wrong for f in compare_partition(second))
 
 
 # Which files are read
@@ -248,8 +248,8 @@ def test_a_clean_window_counts_its_own_rows_alone(made: MadeStream):
 
 def test_only_files_that_may_hold_the_windows_records_are_read(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
     read = []
-    original = landed._read
-    monkeypatch.setattr(landed, "_read", lambda *a: read.append(a[-1].file.file_path) or original(*a))
+    original = landed._read_file
+    monkeypatch.setattr(landed, "_read_file", lambda *a: read.append(a[-1].file.file_path) or original(*a))
     audit_stream(made.tables, window=SECOND)
     assert len(read) == 2
 

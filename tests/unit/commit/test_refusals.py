@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from frazil.commit.setbacks import MAX_REFUSALS
+from frazil.commit.compare_and_swap import TableHandle
+from frazil.commit.failed_rounds import MAX_REFUSALS
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import TableHandle
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 
 from .rest_answers import RestAnswers, rest_catalog

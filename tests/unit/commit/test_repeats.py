@@ -15,9 +15,9 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Transform, YearTransform
 
 from frazil.commit import repeats_plan
-from frazil.commit.swap import RetryPolicy
+from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.errors import SpecError
-from frazil.ingest.calendar_limits import MICROSECONDS
+from frazil.ingest.calendar_limits import TIMESTAMP_LIMITS_US
 from tests.unit.commit import repeated
 from tests.unit.commit.conftest import FaultyCatalog, catalog_in
 from tests.unit.commit.repeated import BY_BUCKET, BY_HOUR, WHOLE, WITHIN_US, RepeatedWorld, kept_of, repeated_world
@@ -70,7 +70,12 @@ def test_only_the_files_near_in_event_time_are_read(world: RepeatedWorld) -> Non
     assert not any(task.files for task in world.ran), "no file may have the key"
 
 
-ENDS = [MICROSECONDS[0], MICROSECONDS[0] + WITHIN_US, MICROSECONDS[1] - WITHIN_US, MICROSECONDS[1]]
+ENDS = [
+    TIMESTAMP_LIMITS_US[0],
+    TIMESTAMP_LIMITS_US[0] + WITHIN_US,
+    TIMESTAMP_LIMITS_US[1] - WITHIN_US,
+    TIMESTAMP_LIMITS_US[1],
+]
 
 
 @pytest.mark.parametrize("transform", [MonthTransform(), YearTransform(), DayTransform(), HourTransform()], ids=str)

@@ -17,7 +17,15 @@ from frazil.commit.marker import (
     keep_same_topics,
     landed_ends,
 )
-from frazil.commit.reset import NO_OFFSETS, Available, BeforeReset, Offsets, clamp, list_moves, marker_after_reset
+from frazil.commit.reset_plan import (
+    NO_OFFSETS,
+    AvailableOffsets,
+    Offsets,
+    StateBeforeReset,
+    clamp_to_available,
+    list_moves,
+    marker_after_reset,
+)
 from frazil.kafka.identity import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
@@ -26,14 +34,14 @@ offsets = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 100))
 
 
 @st.composite
-def availables(draw: st.DrawFn) -> Available:
+def availables(draw: st.DrawFn) -> AvailableOffsets:
     first = {tp: draw(st.integers(0, 100)) for tp in PARTITIONS}
-    return Available(SOURCE, first, {tp: first[tp] + draw(st.integers(0, 100)) for tp in PARTITIONS})
+    return AvailableOffsets(SOURCE, first, {tp: first[tp] + draw(st.integers(0, 100)) for tp in PARTITIONS})
 
 
 @given(offsets, availables())
-def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partition(wanted, now: Available):
-    target = clamp(wanted, now)
+def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partition(wanted, now: AvailableOffsets):
+    target = clamp_to_available(wanted, now)
     assert target.keys() == now.first.keys()
     for tp, offset in target.items():
         assert now.first[tp] <= offset <= now.end[tp]
@@ -42,7 +50,7 @@ def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partitio
 
 
 @given(offsets, availables(), st.data())
-def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: Available, data: st.DataObject):
+def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: AvailableOffsets, data: st.DataObject):
     target = {tp: data.draw(st.integers(now.first[tp], now.end[tp])) for tp in PARTITIONS}
     for move in list_moves(target, held=held, available=now):
         known = held.get((move.topic, move.partition))
@@ -62,7 +70,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
         max_event_times_us={("t", 0): 99}, idle=frozenset({("t", 0)}), watermark_us=99, batches={3: 7},
         transaction=LastTransaction("571", "24"),
     )  # fmt: skip
-    seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
+    seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
     assert after.at == BatchKey(4, 0)
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
@@ -74,7 +82,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
 def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
     remade = SourceIdentity("cluster", {"t": "id-2"})
     before = Marker("s", BatchKey(1, 1), None, {("t", 0): 10}, SOURCE, max_event_times_us={("t", 0): 99})
-    seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
+    seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=2, target={("t", 0): 0}, source=remade)
     assert after.max_event_times_us == {}
     assert after.source == remade
@@ -84,7 +92,7 @@ def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
 
 def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
     def after(before: Marker, target: Offsets, *, cut: Offsets = NO_OFFSETS) -> Marker:
-        seen = BeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
+        seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
         found = marker_after_reset(seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, cut=cut)
         return Marker.from_property("s", found.to_property())
 
@@ -103,7 +111,7 @@ def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
 
 
 def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
-    seen = BeforeReset(None, "edited", {}, None, rolled_back=False)
+    seen = StateBeforeReset(None, "edited", {}, None, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=9, target={("t", 0): 2}, source=SOURCE)
     assert after.fate(BatchKey(8, 1)) is Fate.UNKNOWN
     assert after.offsets == {("t", 0): 2}
@@ -115,7 +123,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
         first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source),
         leader_epochs={("t", 0): 2, ("t", 1): 2},
     )
-    seen = BeforeReset(before, "text", before.offsets, source, rolled_back=False)
+    seen = StateBeforeReset(before, "text", before.offsets, source, rolled_back=False)
     target = {("t", 0): 90, ("t", 1): 45}
     after = marker_after_reset(seen, stream="s", epoch=4, target=target, source=source, cut={("t", 0): 90})
     assert after.rewritten == {("t", 0): ((90, 100),)}
@@ -127,7 +135,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
 def test_a_reset_after_a_rollback_remembers_what_was_given_up():
     source = SourceIdentity("cluster", {"t": "id-1"})
     before = first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source)
-    seen = BeforeReset(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
+    seen = StateBeforeReset(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)
     accepted = marker_after_reset(seen, stream="s", epoch=4, target=before.offsets, source=source)
     assert accepted.given_up == {("t", 0): ((70, 100),)}
     assert marker_after_reset(seen, stream="s", epoch=4, target=seen.held, source=source).given_up == {}

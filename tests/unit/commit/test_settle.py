@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pyiceberg.types import StringType
 
+from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import VOID
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, Fate, LastTransaction
-from frazil.commit.marker_change import change_marker, forget
+from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
-from frazil.commit.swap import TableHandle
 from frazil.commit.sweep import bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.kafka.identity import SourceIdentity

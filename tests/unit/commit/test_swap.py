@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from requests.exceptions import JSONDecodeError
 
-from frazil.commit.swap import Done, RetryPolicy, TableHandle, swap
+from frazil.commit.compare_and_swap import Done, RetryPolicy, TableHandle, swap
 from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
 
 

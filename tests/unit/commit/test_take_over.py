@@ -13,7 +13,7 @@ from frazil.commit.adoption import (
     other_readers,
 )
 from frazil.commit.marker import BatchKey, first_marker
-from frazil.commit.marker_change import adopt, forget
+from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
 from frazil.kafka.identity import SourceIdentity
 

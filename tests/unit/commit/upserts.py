@@ -19,13 +19,13 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
-from frazil.commit.mode import UPSERTS
+from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
-from frazil.commit.target import target_table
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.merge.contract import MergeContext, MergeResult, MergeRules, MergeTask, RowRemoval
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -103,7 +103,7 @@ class UpsertWorld(World):
 
     def stage_changes(self, key: BatchKey, changes: Changes) -> tuple[StagedFile, ...]:
         table = self.load()
-        target = UPSERTS.staging_target(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
+        target = UPSERT_MODE.staging_target(target_table(table, folder=batch_folder(table, self.stream, key)), ("id",))
         found: list[StagedFile] = []
         made = [self._row(number, row) for number, row in changes]
         for rows in (made[::2], made[1::2]):
@@ -123,7 +123,7 @@ class UpsertWorld(World):
             "amount": amount,
             **place,
             CHANGE: DELETE if row is None else UPSERT,
-            KEPT: None,
+            KEPT_COLUMNS: None,
         }
 
     def accounts(self, **scan: Any) -> dict[int, Row]:

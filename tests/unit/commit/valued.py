@@ -51,17 +51,17 @@ from pyiceberg.types import (
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_records import BackfillRecord
-from frazil.commit.marker import BatchKey, open_branch
+from frazil.commit.marker import BatchKey, open_branch_name
 from frazil.commit.merging import MergeConfig
-from frazil.commit.mode import DEDUPLICATES, UPSERTS
+from frazil.commit.merging_modes import DEDUPE_MODE, UPSERT_MODE
+from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
-from frazil.commit.target import target_table
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
-from frazil.ingest.shape import lowest_truncatable
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.shaper import find_lowest_truncatable
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules, RowRemoval
-from frazil.merge.table_files import arrow_schema
+from frazil.merge.table_files import nullable_arrow_schema
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -189,7 +189,7 @@ class ValuedWorld(World):
     def _merging(self) -> MergeConfig:
         if self.drops_repeats:
             rules = MergeRules(self.key_columns, event_time="at", within_us=3_600_000_000)
-            return MergeConfig(lambda _: rules, mode=DEDUPLICATES)
+            return MergeConfig(lambda _: rules, mode=DEDUPE_MODE)
         rules = MergeRules(self.key_columns, how=self.how)
         return MergeConfig(lambda _: rules)
 
@@ -214,14 +214,14 @@ class ValuedWorld(World):
         table = self.load()
         target = target_table(table, folder=batch_folder(table, self.stream, key))
         if content == "changes":
-            target = UPSERTS.staging_target(target, self.key_columns)
+            target = UPSERT_MODE.staging_target(target, self.key_columns)
         writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))
         coordinates = {
             "kafka_topic": "events",
             "kafka_partition": 0,
             "kafka_timestamp": None,
             CHANGE: UPSERT,
-            KEPT: None,
+            KEPT_COLUMNS: None,
         }
         made = [{**coordinates, "kafka_offset": start + place, **row} for place, row in enumerate(rows)]
         writer.add(table_of(made, writer.layout.arrow_schema))
@@ -246,9 +246,9 @@ class ValuedWorld(World):
     def wait_and_publish(self, rows: Sequence[dict[str, Any]]) -> None:
         """The rows wait on the open branch until a writer without alignment moves them."""
         self.batch(rows, "data", align=Alignment("at", Grain.DAY, lateness_us=86_400_000_000))
-        assert open_branch(self.stream) in self.load().metadata.refs
+        assert open_branch_name(self.stream) in self.load().metadata.refs
         self.batch([], "data")
-        assert open_branch(self.stream) not in self.load().metadata.refs
+        assert open_branch_name(self.stream) not in self.load().metadata.refs
         self._put(rows)
 
     def backfill(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -330,7 +330,7 @@ class ValuedWorld(World):
             assert {repr(of_path[path]) for path in paths & of_path.keys()} <= {repr(partition)}
 
     def _expected(self) -> dict[int, tuple[Any, ...]]:
-        declared = arrow_schema(self.load().schema())
+        declared = nullable_arrow_schema(self.load().schema())
         schema = pa.schema([f for f in declared if f.name in {"id", *self.values}])
         path = self.root / f"truth-{len(self.texts)}.parquet"
         pq.write_table(table_of([*self.live.values()], schema), path)
@@ -452,7 +452,7 @@ def valued_world(  # noqa: PLR0913 - what a table is made of
             PartitionField(by_id[source], 1001, transform, source if transform == IdentityTransform() else "part")
         )
     spec = PartitionSpec(*parts)
-    for _, lowest in lowest_truncatable(schema, spec):  # what is less is a dead letter
+    for _, lowest in find_lowest_truncatable(schema, spec):  # what is less is a dead letter
         values[source] = [value for value in values[source] if value is None or value >= lowest]
     catalog.inner.create_table("demo.valued", schema, location, spec)
     catalog.inner.create_table(

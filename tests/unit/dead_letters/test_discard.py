@@ -12,14 +12,14 @@ from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
-from frazil.commit.opened import OpenStream
+from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.counts import count_by_day, read_samples
-from frazil.dead_letters.discard import Mark, discard
+from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, WriterBusy
 from tests.unit.commit.conftest import EPOCH_BEGAN, World
 
-MARK = Mark("ada", "a test of the producer's", 1_800_000_000_000)
+MARK = DiscardMark("ada", "a test of the producer's", 1_800_000_000_000)
 NOT_JSON = Selection(reasons=("NotJson",))
 BAD = {0: [1, 2], 1: [7]}
 
@@ -84,16 +84,16 @@ def check_all_there(world: World) -> None:
 def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
     world: World, opened: OpenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letter_counts, "RECENT_MS", world.tables.clock_ms())
+    monkeypatch.setattr(dead_letter_counts, "MAX_RECENT_AGE_MS", world.tables.clock_ms())
     assert discard(opened, NOT_JSON, MARK) == 3
     assert discarded(world) == MINE
     check_all_there(world)
     head = world.load_dead_letters().current_snapshot()
     assert head is not None
     assert head.summary is not None
-    (((name, _), more),) = dead_letter_counts.dead_letter_changes(head.summary.additional_properties).by.items()
+    (((name, _), more),) = dead_letter_counts.parse_dead_letter_summary(head.summary.additional_properties).by.items()
     assert (name, more) == ("NotJson", -3)
-    assert discard(opened, NOT_JSON, Mark("bob", "again", 0)) == 0
+    assert discard(opened, NOT_JSON, DiscardMark("bob", "again", 0)) == 0
     assert world.load_dead_letters().current_snapshot() == head
     table = opened.tables.dead_letters.refresh()
     assert count_by_day(table, opened.spec, Selection()) == []

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.dlq import _result_sentence
@@ -22,26 +22,26 @@ from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import WINDOWS
+from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import BatchKey
-from frazil.commit.marker_change import reset
-from frazil.commit.opened import open_stream
-from frazil.commit.reset import before_reset
+from frazil.commit.marker_changes import reset
+from frazil.commit.open_streams import open_stream
+from frazil.commit.reset_plan import read_state_before_reset
+from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
-from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.counts import read_samples
-from frazil.dead_letters.discard import Mark, discard
-from frazil.dead_letters.left_out import LeftOut, count_left_out
+from frazil.dead_letters.discard import DiscardMark, discard
+from frazil.dead_letters.left_out import LeftOutReason, count_left_out
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
 from frazil.ingest.stage import stage
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.resetting import plan_abandon
+from frazil.operations.prepared_actions import plan_abandon
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
@@ -158,14 +158,14 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_stream(live.spec)
-    monkeypatch.setattr(dead_letter_counts, "RECENT_MS", opened.tables.clock_ms())
+    monkeypatch.setattr(dead_letter_counts, "MAX_RECENT_AGE_MS", opened.tables.clock_ms())
     (done,) = replay(opened, Selection())
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     check_settled(live)
     head = live.table().current_snapshot()
-    assert head.summary[WINDOWS] == '{"1704067200000000":5}', "complete windows reopen"
+    assert head.summary[WINDOWS_KEY] == '{"1704067200000000":5}', "complete windows reopen"
     reported = live.table("_dead_letters").current_snapshot().summary.additional_properties
-    (((name, _), more),) = dead_letter_counts.dead_letter_changes(reported).by.items()
+    (((name, _), more),) = dead_letter_counts.parse_dead_letter_summary(reported).by.items()
     assert (name, more) == ("MissingField", -len(GOOD))
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))
@@ -207,11 +207,11 @@ def test_dead_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_
 ) -> None:
     spec = live.spec.model_copy(update={"dedupe": dedupe})
     opened, source = open_stream(spec), SourceIdentity("cluster", {"events": "made again"})
-    reset(opened.tables, target={("events", 0): 0}, source=source, seen=before_reset(opened.tables))
+    reset(opened.tables, target={("events", 0): 0}, source=source, seen=read_state_before_reset(opened.tables))
     committer = Committer.take_over(opened.tables, source=source, initial=dict)
     dead_letters_again = range(LETTERS, END)
     write(live, committer, source, range(LETTERS), {n: value(event, n) for n in dead_letters_again})
-    assert count_left_out(opened, Selection()) == {LeftOut.RECREATED: LETTERS}
+    assert count_left_out(opened, Selection()) == {LeftOutReason.RECREATED: LETTERS}
     (done,) = replay(opened, Selection())
     landed = [] if dedupe else dead_letters_again[::2]
     assert (done.landed, done.repeated, done.failed) == (len(landed), 5 - len(landed), 5)
@@ -226,7 +226,7 @@ SECRET = "a secret of the tests"
 
 
 def _sealed(value: bytes, offset: int) -> bytes:
-    return Sealer(SECRET).sealed(value, place_of("events", 0, offset, "value"))
+    return Sealer(SECRET).encrypt(value, place_of("events", 0, offset, "value"))
 
 
 def protected(live: Any, dead_letters: str) -> StreamSpec:
@@ -251,7 +251,7 @@ def test_encrypted_dead_letters_are_replayed_with_their_secret_alone_and_land_pr
     assert (done.landed, done.failed) == (len(GOOD), len(BAD))
     assert live.ids() == sorted([*GOOD, *range(LETTERS, END)])
     landed = live.table().scan("kafka_offset < 10", selected_fields=("note",)).to_arrow()["note"].to_pylist()
-    assert set(landed) == {Sealer(SECRET).hashed("x")}
+    assert set(landed) == {Sealer(SECRET).hash_text("x")}
     left = live.table("_dead_letters").scan().to_arrow().to_pylist()
     assert all(row["value"].startswith(SEALED) for row in left)
     for decrypt, text in ((False, "(encrypted)"), (True, "no event 1")):
@@ -356,18 +356,18 @@ def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_d
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cleared = committing.clear_ended
+    cleared = committing.finish_ended_backfill
 
     def while_another_is_published(*args: Any) -> str | None:
         found = cleared(*args)
-        monkeypatch.setattr(committing, "clear_ended", cleared)
+        monkeypatch.setattr(committing, "finish_ended_backfill", cleared)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(committing, "settle_published", _killed)
             with pytest.raises(Killed):
                 replay(open_stream(live.spec), Selection())
         return found
 
-    monkeypatch.setattr(committing, "clear_ended", while_another_is_published)
+    monkeypatch.setattr(committing, "finish_ended_backfill", while_another_is_published)
     with pytest.raises(Fenced, match=r"another replay .* ended while this command was starting \(it is published\)"):
         replay(open_stream(live.spec), Selection())
     assert dead_letters(live).keys() == set(range(LETTERS))
@@ -381,7 +381,7 @@ def _killed(*_: Any, **__: Any) -> None:
     raise Killed
 
 
-MARK = Mark("ada", "of no use", 1_800_000_000_000)
+MARK = DiscardMark("ada", "of no use", 1_800_000_000_000)
 
 
 def discard_once_copied(patch: pytest.MonkeyPatch, spec: StreamSpec, discarded: Selection) -> None:

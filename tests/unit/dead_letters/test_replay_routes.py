@@ -18,14 +18,14 @@ import yaml
 from click.testing import CliRunner, Result
 
 from frazil.audit.findings import FindingKind
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.history import Period
-from frazil.commit.opened import open_stream
+from frazil.commit.open_streams import open_stream
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
@@ -411,7 +411,7 @@ def test_dead_letters_of_a_replay_whose_end_was_killed_may_be_discarded(
             discard(open_stream(made.spec), Selection(), MARK)
         backfill = read_backfill(made.tables.main.refresh().properties, "shop")
         assert backfill is not None
-        patch.setattr("frazil.backfill.commit.clear_ended", _killed)
+        patch.setattr("frazil.backfill.commit.finish_ended_backfill", _killed)
         with pytest.raises(Killed):
             abandon(open_stream(made.spec).tables, backfill)
     assert discard(open_stream(made.spec), Selection(), MARK) == len(KINDS), "the default table has none of them"

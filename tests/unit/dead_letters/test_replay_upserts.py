@@ -19,33 +19,33 @@ from frazil.audit.findings import FindingKind
 from frazil.audit.upserts import audit_upserts
 from frazil.backfill.changes import staged_files
 from frazil.backfill.commit import BackfillCommitter, abandon
-from frazil.backfill.rules import check_declared, check_no_open_windows
+from frazil.backfill.rules import check_declared_mode, check_no_open_windows
 from frazil.cli.main import frazil
-from frazil.commit import marker_change
+from frazil.commit import marker_changes
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import WINDOWS
+from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeConfig, MergeWriter
-from frazil.commit.mode import UPSERTS, merge_rules
-from frazil.commit.opened import open_stream
-from frazil.commit.reset import before_reset
+from frazil.commit.merging_modes import UPSERT_MODE, merge_rules
+from frazil.commit.open_streams import open_stream
+from frazil.commit.reset_plan import read_state_before_reset
+from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep
-from frazil.commit.target import target_table
 from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, SpecError, StaleBatch
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance.orphans import Undecided
+from frazil.maintenance.orphans import UndecidedFiles
 from frazil.spec.model import StreamSpec
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import data_location, ensure_table
 from tests.unit.dead_letters.test_replay import Killed, check_none_is_discarded_and_replayed, in_turns, is_killed
@@ -108,7 +108,7 @@ class World:
         tables, key = self.tables, BatchKey(self.epoch, self.batch)
         committer = Committer(tables, self.epoch)
         main, dead = tables.main.current(), tables.dead_letters.current()
-        changes = UPSERTS.staging_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
+        changes = UPSERT_MODE.staging_target(target_table(main, folder=batch_folder(main, "events", key)), ("id",))
         files = [
             dataclasses.replace(file, content="changes")
             for file in written(changes, "main", main, [_change(n, of) for n, of in records.items()])
@@ -187,7 +187,7 @@ def _place(offset: int) -> dict[str, Any]:
 def _change(offset: int, of: Change) -> dict[str, Any]:
     key, minute, note = of
     kind = DELETE if note == "gone" else UPSERT
-    return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, KEPT: None}
+    return {"id": key, "at": at(minute), "note": note, **_place(offset), CHANGE: kind, KEPT_COLUMNS: None}
 
 
 def _dead_letter(offset: int, of: Change | None) -> dict[str, Any]:
@@ -234,14 +234,14 @@ def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale
     summary = live.stream.table().current_snapshot().summary
     counted = {name: summary[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "stale")}
     assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
-    assert json.loads(summary[WINDOWS]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
+    assert json.loads(summary[WINDOWS_KEY]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
     audit = audit_upserts(live.stream.spec, live.tables)
     assert [(one.kind, one.count) for one in audit.findings] == [
         (FindingKind.NOT_COMPARED, len(RECORDS) + len(LETTERS) - 1)
     ]
     (audited,) = audit.partitions
     assert (audited.rows, audited.dead_letters) == (len(RECORDS) + len(LETTERS) - 1, 1), "letters that left are changes"
-    status = stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
+    status = read_stream_state(live.stream.spec, now_ms=live.tables.clock_ms())
     assert status.changes["inserted"] == len(RECORDS), "those of the batch"
     assert status.commit_epoch == status.epoch
     assert {name: n for name, n in status.replayed.items() if n} == {name: int(n) for name, n in counted.items()}
@@ -271,10 +271,10 @@ def test_changes_wait_for_their_merge_in_no_table_and_no_sweep_or_cleanup_takes_
     assert (branch.num_rows, live.rows()[2]) == (0, "second")
     sweep(tables, below_epoch=9, just_settled=True)
     assert set(changes) <= {*live.backfill_files()}
-    assert Undecided.of(live.stream.table().properties).holds(changes[0])
+    assert UndecidedFiles.of(live.stream.table().properties).holds(changes[0])
     replay(open_stream(live.stream.spec), Selection(reasons=("Other",)))
     live.check_settled()
-    assert not Undecided.of(live.stream.table().properties).holds(changes[0])
+    assert not UndecidedFiles.of(live.stream.table().properties).holds(changes[0])
 
 
 def _written(live: World) -> None:
@@ -353,7 +353,9 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
         marker = live.tables.marker()
         assert marker is not None
         target = {("events", 0): 3}
-        marker_change.reset(live.tables, target=target, source=marker.source, seen=before_reset(live.tables))
+        marker_changes.reset(
+            live.tables, target=target, source=marker.source, seen=read_state_before_reset(live.tables)
+        )
 
     copy = replaying._copy_dead_letters
     with monkeypatch.context() as patch:
@@ -374,7 +376,7 @@ def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_l
 def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: World) -> None:
     """A row of the former topic has a greater offset, and looks newer than such a letter."""
     source, target = SourceIdentity("cluster", {"events": "made again"}), {("events", 0): 0}
-    marker_change.reset(live.tables, target=target, source=source, seen=before_reset(live.tables))
+    marker_changes.reset(live.tables, target=target, source=source, seen=read_state_before_reset(live.tables))
     epoch = Committer.take_over(live.tables, source=source, initial=dict).epoch
     again = World(live.stream, epoch, source=source)
     again.write({}, {1: (2, 9, "below rows"), READ: (8, 0, "above them")}, read=READ + 1)
@@ -460,9 +462,9 @@ def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World)
     interrupted(live)
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None
-    check_declared(_changes(live), merges=True, backfill=backfill)
+    check_declared_mode(_changes(live), merges=True, backfill=backfill)
     with pytest.raises(StaleBatch, match="different mode"):
-        check_declared(_changes(live), merges=False, backfill=backfill)
+        check_declared_mode(_changes(live), merges=False, backfill=backfill)
 
 
 def _changes(live: World) -> tuple[StagedFile, ...]:

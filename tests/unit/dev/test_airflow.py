@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.dev.airflow import EmbeddedAirflow, unhealthy
+from frazil.dev.airflow import EmbeddedAirflow, find_unhealthy
 
 HEARTBEAT = "2026-01-01T12:00:00+00:00"
 HEALTHY = {
@@ -24,13 +24,13 @@ def airflow(tmp_path: Path) -> EmbeddedAirflow:
 
 
 def test_healthy_is_when_every_component_says_so() -> None:
-    assert unhealthy(HEALTHY) == []
-    assert unhealthy({**HEALTHY, "dag_processor": {"status": None}}) == ["dag-processor"]
+    assert find_unhealthy(HEALTHY) == []
+    assert find_unhealthy({**HEALTHY, "dag_processor": {"status": None}}) == ["dag-processor"]
 
 
 def test_a_heartbeat_from_before_the_start_is_not_healthy() -> None:
-    assert unhealthy(HEALTHY, datetime(2026, 1, 1, 11, 59, tzinfo=UTC)) == []
-    late = unhealthy(HEALTHY, datetime(2026, 1, 1, 12, 1, tzinfo=UTC))
+    assert find_unhealthy(HEALTHY, datetime(2026, 1, 1, 11, 59, tzinfo=UTC)) == []
+    late = find_unhealthy(HEALTHY, datetime(2026, 1, 1, 12, 1, tzinfo=UTC))
     assert late == ["scheduler", "triggerer", "dag-processor"]
 
 

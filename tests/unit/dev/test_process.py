@@ -51,10 +51,10 @@ def _sid(pid: int) -> int | None:
 def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Path) -> None:
     server = start(SLEEPER, tmp_path)
     assert os.getsid(server.pid) == server.pid
-    assert process.find("server", tmp_path) == server
+    assert process.find_server("server", tmp_path) == server
     process.stop_all([server], records=tmp_path)
     assert not process.is_alive(server)
-    assert process.recorded(tmp_path) == []
+    assert process.read_records(tmp_path) == []
 
 
 def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: p
     finally:
         process.stop_all([server], records=tmp_path)
     assert given["LC_ALL"] == "C"
-    assert {name for name in given if not name.startswith("LC_")} <= process.VARIABLES
+    assert {name for name in given if not name.startswith("LC_")} <= process.PASSED_VARIABLES
 
 
 def test_a_server_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_children_that_outlive_their_leader_are_ended_too(tmp_path: Path) -> Non
     os.kill(server.pid, 9)
     eventually(lambda: not process.is_alive(server))
     assert len(session(server)) == 1
-    assert process.find("server", tmp_path) is None
-    process.stop_all(process.recorded(tmp_path), records=tmp_path)
+    assert process.find_server("server", tmp_path) is None
+    process.stop_all(process.read_records(tmp_path), records=tmp_path)
     assert session(server) == []
 
 
@@ -93,7 +93,7 @@ def test_a_pid_that_was_given_to_another_program_is_never_signalled(tmp_path: Pa
         (tmp_path / f"server{process.RECORD_SUFFIX}").write_text(
             json.dumps({"name": "server", "pid": stale.pid, "started_at_s": stale.started_at_s, "log": stale.log})
         )
-        assert process.find("server", tmp_path) is None
+        assert process.find_server("server", tmp_path) is None
         process.stop_all([stale], records=tmp_path)
         assert innocent.poll() is None
         innocent.kill()
@@ -106,10 +106,10 @@ def test_a_server_outlives_the_process_that_started_it_and_is_ended_by_another(t
         " records=folder, log=folder / 'server.log')"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
-    server = process.find("server", tmp_path)
+    server = process.find_server("server", tmp_path)
     assert server is not None
     process.stop_all([server], records=tmp_path)
-    assert process.find("server", tmp_path) is None
+    assert process.find_server("server", tmp_path) is None
 
 
 def test_the_end_of_a_log_is_what_the_server_said_last(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_taken_port_is_named_with_its_owner_and_the_option() -> None:
         taken.bind((process.LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert process.answers(port)
+        assert process.is_listening(port)
         with pytest.raises(
             EnvironmentUnusable, match=rf"port {port}, wanted for tea, is taken .*pid {os.getpid()}.*--tea"
         ):
@@ -133,6 +133,6 @@ def test_a_taken_port_is_named_with_its_owner_and_the_option() -> None:
 
 
 def test_a_free_port_can_be_listened_on() -> None:
-    port = process.free_port()
+    port = process.choose_free_port()
     with socket.socket() as probe:
         probe.bind((process.LOOPBACK, port))

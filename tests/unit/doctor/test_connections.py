@@ -15,7 +15,7 @@ from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import connections, streams
 from frazil.doctor.connections import Connections, Service, suggest_fix
-from frazil.doctor.finding import Finding, State
+from frazil.doctor.finding import CheckState, Finding
 from frazil.errors import (
     AccessDenied,
     FrazilError,
@@ -25,7 +25,7 @@ from frazil.errors import (
     TableLost,
     TopicMissing,
 )
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
@@ -106,7 +106,7 @@ def test_a_topic_of_transactions_that_does_not_exist_is_not_passed_over(
 ) -> None:
     envelope = SimpleNamespace(transactions="db.transaction")
     with patch.object(connections, "envelope_of", lambda _: envelope):
-        words = connections._ends_in_words(Mock(), partitions)
+        words = connections._describe_transactions(Mock(), partitions)
     assert words.startswith(said)
     assert bool(words) == bool(said)
 
@@ -132,7 +132,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
 
     def silent(spec: StreamSpec) -> str:
         requested.append(spec.name)
-        with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
+        with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
             return str(kafka.describe())
 
     monkeypatch.setattr(connections, "_check_kafka", silent)
@@ -160,8 +160,8 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
 
     monkeypatch.setattr(connections, "_check_kafka", no_kafka)
     requested = []
-    problems = connections._catalog_faults
-    monkeypatch.setattr(connections, "_catalog_faults", lambda spec: requested.append(spec.name) or problems(spec))
+    problems = connections._check_catalog
+    monkeypatch.setattr(connections, "_check_catalog", lambda spec: requested.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
     assert result.exit_code == 10
@@ -187,13 +187,13 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         assert "refuses the credentials (403)" in refused.problem
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.said
-    assert away.state is State.WRONG
+    assert away.state is CheckState.WRONG
     assert away.fix == "start the registry, make it reachable from this host, or correct its url and credentials"
     assert no_catalog.fix == "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml"
 
 
 def connections_of(file: Path) -> list[Finding]:
-    return [one for one in streams.connections({file: load_stream(file)}) if one.state is not State.OK]
+    return [one for one in streams.check_connections({file: load_stream(file)}) if one.state is not CheckState.OK]
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,22 @@ from frazil import installed
 from frazil.cli.main import frazil
 from frazil.doctor import connections, host
 from frazil.doctor import host as airflow
-from frazil.doctor.finding import Check, Finding, State, findings
-from frazil.doctor.streams import WARN_MS, WRONG_MS, ServerTime, clocks, declarations, evaluate
+from frazil.doctor.finding import Check, CheckState, Finding, run_checks
+from frazil.doctor.streams import (
+    MIN_WARNING_MS,
+    MIN_WRONG_MS,
+    ServerTime,
+    compare_clocks,
+    evaluate_clock,
+    load_declarations,
+)
 from frazil.errors import EnvironmentUnusable
 from frazil.host import page_servers
 
 NOW = 1_700_000_000_000
 
 
-def states(found: list[Finding]) -> list[State]:
+def states(found: list[Finding]) -> list[CheckState]:
     return [one.state for one in found]
 
 
@@ -38,27 +45,27 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
 
     def hangs() -> Iterator[Finding]:
         never.wait()
-        yield Finding("hangs", State.OK, "")
+        yield Finding("hangs", CheckState.OK, "")
 
     def unusable() -> Iterator[Finding]:
         raise EnvironmentUnusable("no Java. Install one")
         yield
 
     def fails() -> Iterator[Finding]:
-        yield Finding("fails", State.OK, "half of it")
+        yield Finding("fails", CheckState.OK, "half of it")
         raise OSError("the disk\nis gone")
 
     checks = {
-        "fine": Check(lambda: [Finding("fine", State.OK, "all well")]),
+        "fine": Check(lambda: [Finding("fine", CheckState.OK, "all well")]),
         "hangs": Check(hangs, within_s=0.05),
         "unusable": Check(unusable),
         "fails": Check(fails),
         "nothing": Check(list),
     }
-    found = list(findings(checks))
+    found = list(run_checks(checks))
     never.set()
     assert [one.subject for one in found] == ["fine", "hangs", "unusable", "fails"]
-    assert states(found) == [State.OK, State.WRONG, State.WRONG, State.WRONG]
+    assert states(found) == [CheckState.OK, CheckState.WRONG, CheckState.WRONG, CheckState.WRONG]
     assert found[2].said == "EnvironmentUnusable: no Java. Install one"
     assert found[3].said == "OSError: the disk is gone"
 
@@ -66,19 +73,19 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
 @pytest.mark.parametrize(
     ("apart_ms", "state"),
     [
-        (0, State.OK),
-        (WARN_MS - 1, State.OK),
-        (WARN_MS, State.WARNING),
-        (-WARN_MS, State.WARNING),
-        (WRONG_MS, State.WRONG),
-        (-WRONG_MS, State.WRONG),
+        (0, CheckState.OK),
+        (MIN_WARNING_MS - 1, CheckState.OK),
+        (MIN_WARNING_MS, CheckState.WARNING),
+        (-MIN_WARNING_MS, CheckState.WARNING),
+        (MIN_WRONG_MS, CheckState.WRONG),
+        (-MIN_WRONG_MS, CheckState.WRONG),
     ],
 )
-def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: State) -> None:
-    found = evaluate("server", ServerTime(NOW, NOW + apart_ms, NOW))
+def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: CheckState) -> None:
+    found = evaluate_clock("server", ServerTime(NOW, NOW + apart_ms, NOW))
     assert found.state is state
-    assert bool(found.fix) == (state is not State.OK)
-    if apart_ms <= -WARN_MS:
+    assert bool(found.fix) == (state is not CheckState.OK)
+    if apart_ms <= -MIN_WARNING_MS:
         assert "behind this machine's" in found.said
 
 
@@ -114,8 +121,8 @@ def late_server() -> Iterator[str]:
 
 
 def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> None:
-    (found,) = clocks([late_server], {})
-    assert found.state is State.WRONG
+    (found,) = compare_clocks([late_server], {})
+    assert found.state is CheckState.WRONG
     assert "behind this machine's" in found.said
 
 
@@ -123,19 +130,19 @@ def test_a_database_is_requested_its_time() -> None:
     def broken() -> int:
         raise OSError
 
-    found, unknown = clocks([], {"lake": lambda: NOW, "gone": broken})
-    assert found.state is State.WRONG
+    found, unknown = compare_clocks([], {"lake": lambda: NOW, "gone": broken})
+    assert found.state is CheckState.WRONG
     assert "the database of catalog 'lake'" in found.said
     said = "the clock of the database of catalog 'gone' was not compared: OSError"
-    assert (unknown.state, unknown.said) == (State.WARNING, said)
+    assert (unknown.state, unknown.said) == (CheckState.WARNING, said)
 
 
 def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Late, "date_time_string", lambda *_: "today")
     untimed, silent = sorted(
-        clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
+        compare_clocks([late_server, "http://127.0.0.1:1"], {}), key=lambda one: "127.0.0.1:1 " in one.said
     )
-    assert states([untimed, silent]) == [State.WARNING, State.WARNING]
+    assert states([untimed, silent]) == [CheckState.WARNING, CheckState.WARNING]
     assert (
         untimed.said == f"the clock of {late_server.removeprefix('http://')} was not compared: the response has no time"
     )
@@ -143,7 +150,7 @@ def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, m
 
 
 def test_without_a_server_there_is_no_clock_to_compare() -> None:
-    assert states(list(clocks([], {}))) == [State.SKIPPED]
+    assert states(list(compare_clocks([], {}))) == [CheckState.SKIPPED]
 
 
 def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
@@ -154,8 +161,8 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.1\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    (found,) = findings({"java": Check(host.java)})
-    assert found.state is State.WRONG
+    (found,) = run_checks({"java": Check(host.check_java)})
+    assert found.state is CheckState.WRONG
     assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.said
 
 
@@ -163,8 +170,8 @@ def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRAZIL_JARS", str(tmp_path))
-    (found,) = host.jars_of_spark()
-    assert (found.state, found.fix) == (State.WARNING, "python -m frazil.spark.jars fetch spark")
+    (found,) = host.check_jars()
+    assert (found.state, found.fix) == (CheckState.WARNING, "python -m frazil.spark.jars fetch spark")
 
 
 def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
@@ -172,52 +179,54 @@ def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(host.shutil, "disk_usage", lambda _place: SimpleNamespace(free=free))
 
 
-@pytest.mark.parametrize(("free", "state"), [(host.FREE_BYTES - 1, State.WARNING), (host.FREE_BYTES, State.OK)])
+@pytest.mark.parametrize(
+    ("free", "state"), [(host.MIN_FREE_BYTES - 1, CheckState.WARNING), (host.MIN_FREE_BYTES, CheckState.OK)]
+)
 def test_a_disk_that_is_nearly_full_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: State
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: CheckState
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path))
     disk_with_room(monkeypatch, free)
-    assert states(list(host.folders())) == [state, state]
+    assert states(list(host.check_folders())) == [state, state]
 
 
 def test_a_folder_that_is_a_file_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk_with_room(monkeypatch, host.FREE_BYTES)
+    disk_with_room(monkeypatch, host.MIN_FREE_BYTES)
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
-    assert states(list(host.folders())) == [State.WRONG, State.OK]
+    assert states(list(host.check_folders())) == [CheckState.WRONG, CheckState.OK]
 
 
 def test_a_folder_that_does_not_exist_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk_with_room(monkeypatch, host.FREE_BYTES)
+    disk_with_room(monkeypatch, host.MIN_FREE_BYTES)
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "a" / "b"))
-    assert states(list(host.folders())) == [State.OK, State.OK]
+    assert states(list(host.check_folders())) == [CheckState.OK, CheckState.OK]
     assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize(
     ("says", "state"),
     [
-        (f"{sys.version_info[0]} {sys.version_info[1]} 0.1.0", State.OK),
-        ("3 9 0.1.0", State.WRONG),
-        ("", State.WRONG),
+        (f"{sys.version_info[0]} {sys.version_info[1]} 0.1.0", CheckState.OK),
+        ("3 9 0.1.0", CheckState.WRONG),
+        ("", CheckState.WRONG),
     ],
 )
 def test_the_tasks_python_must_be_the_same(
-    says: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    says: str, state: CheckState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{says}'\n")
     python.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
     monkeypatch.setattr(host, "__version__", "0.1.0")
-    assert states(list(host.tasks_python())) == [state]
+    assert states(list(host.check_task_python())) == [state]
 
 
 def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
-    (found,) = host.tasks_python()
-    assert found.state is State.WRONG
+    (found,) = host.check_task_python()
+    assert found.state is CheckState.WRONG
     assert "unset PYSPARK_PYTHON" in found.fix
 
 
@@ -226,22 +235,22 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> Finding:
-        (one,) = host.api_servers()
+        (one,) = host.check_api_servers()
         return one
 
     package = tmp_path / "frazil"
     package.mkdir()
     (package / "one.py").write_text("a = 1")
     monkeypatch.setattr(installed, "FOLDER", package)
-    assert found().state is State.SKIPPED
-    page_servers.register()
-    assert found().state is State.OK
+    assert found().state is CheckState.SKIPPED
+    page_servers.register_page_server()
+    assert found().state is CheckState.OK
     (package / "one.py").write_text("a = 10")
     changed = found()
-    assert (changed.state, changed.fix) == (State.WARNING, "restart Airflow's API server")
+    assert (changed.state, changed.fix) == (CheckState.WARNING, "restart Airflow's API server")
     assert f"(process {os.getpid()})" in changed.said
-    page_servers.register()
-    assert found().state is State.OK
+    page_servers.register_page_server()
+    assert found().state is CheckState.OK
 
 
 def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_record_is_kept_for_others(
@@ -250,42 +259,42 @@ def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_reco
     folder = frazil_home / "page" / "servers"
     for name in ("elsewhere", "here"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        page_servers.register()
+        page_servers.register_page_server()
     ended = json.loads((folder / f"here-{os.getpid()}.json").read_text())
     ended["process"]["started_at_s"] -= 3600
     (folder / f"here-{os.getpid()}.json").write_text(json.dumps(ended))
     (folder / "here-1.json").write_text("[]")
-    assert [one.state for one in host.api_servers()] == [State.SKIPPED]
-    page_servers.register()
+    assert [one.state for one in host.check_api_servers()] == [CheckState.SKIPPED]
+    page_servers.register_page_server()
     assert {file.name for file in folder.iterdir()} == {f"elsewhere-{os.getpid()}.json", f"here-{os.getpid()}.json"}
-    assert [one.state for one in host.api_servers()] == [State.OK]
+    assert [one.state for one in host.check_api_servers()] == [CheckState.OK]
 
 
 def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (other,) = host.ports({"kafka": port}, {})
-        (own,) = host.ports({"kafka": port}, {"kafka": port})
-    assert (other.state, own.state) == (State.WARNING, State.OK)
+        (other,) = host.check_ports({"kafka": port}, {})
+        (own,) = host.check_ports({"kafka": port}, {"kafka": port})
+    assert (other.state, own.state) == (CheckState.WARNING, CheckState.OK)
     assert f"{port} (kafka)" in other.said
 
 
 def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> None:
-    assert states(declarations(tmp_path / "none")[1]) == [State.SKIPPED]
+    assert states(load_declarations(tmp_path / "none")[1]) == [CheckState.SKIPPED]
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
         "schema: {at: timestamptz not null}\nevent-time: at\n"
     )
     (tmp_path / "b.yaml").write_text("name: b\n")
-    streams, found = declarations(tmp_path)
+    streams, found = load_declarations(tmp_path)
     assert [spec.name for spec in streams.values()] == ["a"]
-    assert set(states(found)) == {State.WRONG}
+    assert set(states(found)) == {CheckState.WRONG}
     assert all("b.yaml" in one.said for one in found)
 
 
 def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
-    found = list(airflow.airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path), "PATH": ""}))
-    assert states(found) == [State.SKIPPED]
+    found = list(airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path), "PATH": ""}))
+    assert states(found) == [CheckState.SKIPPED]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.history.points import (
-    MAX_STREAM_EVENTS,
+    MAX_EVENTS_PER_KIND,
     MAX_TEXT_CHARACTERS,
     MINUTE_MS,
     MINUTES_RETENTION_MS,
@@ -112,7 +112,7 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
         past.record(HistoryEvent(NOW + n, EventKind.OUTAGE, f"outage {n}"))
     assert len(past.happened) < 5_000
     past.age(NOW)
-    assert len(past.happened) == MAX_STREAM_EVENTS + 1
+    assert len(past.happened) == MAX_EVENTS_PER_KIND + 1
     assert past.happened[0].kind is EventKind.EVOLUTION
     assert past.happened[-1].sentence == "outage 2999"
 

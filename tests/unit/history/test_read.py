@@ -15,16 +15,16 @@ from frazil.history.points import (
     MINUTES_RETENTION_MS,
     TEN_MINUTES_MS,
     EventKind,
-    History,
     HistoryEvent,
     Part,
     Point,
+    RecordedHistory,
     StreamHistory,
 )
 from frazil.history.supervision import (
     MAX_PENDING_ACTIONS,
     RETRY_INTERVAL_MS,
-    Supervision,
+    SupervisionRecorder,
     record_action,
 )
 from frazil.spec.load import validate_stream
@@ -60,9 +60,9 @@ def put(objects: HistoryStore, past: StreamHistory, epoch: int = 1) -> None:
 
 
 def test_a_stream_without_a_table_or_without_a_minute_has_no_history_and_no_problem(spec: StreamSpec) -> None:
-    assert read_history(spec, since_ms=0) == History()
+    assert read_history(spec, since_ms=0) == RecordedHistory()
     ensure_table(load_catalog(None), spec)
-    assert read_history(spec, since_ms=0) == History()
+    assert read_history(spec, since_ms=0) == RecordedHistory()
 
 
 def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytes
         raise OSError("no route to host")
 
     monkeypatch.setattr("frazil.history.objects.load_stream_table", fails)
-    assert read_history(spec, since_ms=0) == History(problem="cannot read the table: OSError: no route to host")
+    assert read_history(spec, since_ms=0) == RecordedHistory(problem="cannot read the table: OSError: no route to host")
 
 
 def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(LocalStore, "list_files", fails)
     found = read_table_history(table, "ticks", since_ms=0)
-    assert found == History(problem="cannot read the history: OSError: no route to host")
+    assert found == RecordedHistory(problem="cannot read the history: OSError: no route to host")
 
 
 def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamSpec, table: Table) -> None:
@@ -144,7 +144,7 @@ def reported(objects: HistoryStore) -> list[HistoryEvent]:
     return found
 
 
-def record(supervision: Supervision, what: HistoryEvent | None, subject: str, now_ms: int = NOW) -> None:
+def record(supervision: SupervisionRecorder, what: HistoryEvent | None, subject: str, now_ms: int = NOW) -> None:
     supervision.record(what, subject=subject, now_ms=now_ms)
     supervision.join(10)
 
@@ -154,7 +154,7 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     past.record(HistoryEvent(NOW - 1, EventKind.END, "the writer ended"))
     past.record(HistoryEvent(NOW + 1, EventKind.EPOCH, "epoch 2 begins"))
     put(objects, past)
-    record(Supervision(lambda: objects), SAID, "start")
+    record(SupervisionRecorder(lambda: objects), SAID, "start")
     kinds = [what.kind for what in read_table_history(table, "ticks", since_ms=0).happened]
     assert kinds == [EventKind.END, EventKind.SUPERVISION, EventKind.EPOCH]
 
@@ -162,7 +162,7 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
 def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_be_written(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record(Supervision(lambda: HistoryStore.open(table, "ticks")), SAID, "start")
+    record(SupervisionRecorder(lambda: HistoryStore.open(table, "ticks")), SAID, "start")
     for at_ms, said in ((NOW + 1, "the stream was reset"), (NOW - 1, "backfill b begins")):
         record_action(table, "ticks", said, at_ms=at_ms)
     monkeypatch.setattr(LocalStore, "put", lambda *_: 1 / 0)
@@ -176,7 +176,7 @@ def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_
 
 
 def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: HistoryStore) -> None:
-    supervision = Supervision(lambda: objects)
+    supervision = SupervisionRecorder(lambda: objects)
     for at in (NOW, NOW + 1, NOW + 2):
         record(supervision, HistoryEvent(at, EventKind.SUPERVISION, "the writer is started"), "start")
     record(supervision, None, "keep")
@@ -185,7 +185,7 @@ def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(ob
 
 
 def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: HistoryStore) -> None:
-    for supervision in (Supervision(lambda: objects), Supervision(lambda: objects)):
+    for supervision in (SupervisionRecorder(lambda: objects), SupervisionRecorder(lambda: objects)):
         record(supervision, SAID, "start")
     record(supervision, HistoryEvent(NOW + 1, EventKind.SUPERVISION, "the writer is killed"), "kill")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 1]
@@ -200,7 +200,7 @@ def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects:
             raise answer
         return answer
 
-    supervision = Supervision(opens)
+    supervision = SupervisionRecorder(opens)
     record(supervision, SAID, "start")
     for n in (1, 2):
         record(supervision, None, "keep", NOW + n * RETRY_INTERVAL_MS - 1)
@@ -216,7 +216,7 @@ def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bou
         answers.wait(30)
         return objects
 
-    supervision = Supervision(hangs)
+    supervision = SupervisionRecorder(hangs)
     for n in range(100):
         supervision.record(HistoryEvent(NOW + n, EventKind.SUPERVISION, f"decision {n}"), subject=str(n), now_ms=NOW)
     answers.set()

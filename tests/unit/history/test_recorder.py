@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import Settled
+from frazil.commit.settle import SettleResult
 from frazil.events import (
     BatchCommitted,
     ChangesMerged,
@@ -20,8 +20,8 @@ from frazil.events import (
     Event,
     FutureEventTimes,
     LagMeasured,
-    NoticeGiven,
-    OutageMet,
+    NoticeIssued,
+    OutageReported,
     PhaseBegan,
     RecordsSkipped,
     StallBegan,
@@ -78,7 +78,7 @@ class Bench:
         recorder = Recorder("s", interval_ms=20_000)
         recorder.opens(lambda: self.objects)
         if epoch is not None:
-            self.record(recorder, EpochBegan(epoch, MARKER, Settled()), at_ms=at_ms)
+            self.record(recorder, EpochBegan(epoch, MARKER, SettleResult()), at_ms=at_ms)
         return recorder
 
     @staticmethod
@@ -139,7 +139,7 @@ def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> No
 
 def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.record(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, Settled()), ChangesMerged(1, 0.5), batch())
+    bench.record(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, SettleResult()), ChangesMerged(1, 0.5), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].merge_ms == 500
 
@@ -157,12 +157,12 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
 @pytest.mark.parametrize(
     ("what", "kind", "said"),
     [
-        (EpochBegan(5, MARKER, Settled()), EventKind.EPOCH, "epoch 5 begins"),
+        (EpochBegan(5, MARKER, SettleResult()), EventKind.EPOCH, "epoch 5 begins"),
         (RecordsSkipped("t-0: 1..9", MARKER), EventKind.SKIP, "t-0: 1..9"),
         (StallBegan(STALL), EventKind.STALL, "nothing moves"),
         (StallEnded(StallKind.OFFSETS, 60_000), EventKind.STALL, "over after 1 min 0 s"),
         (TableEvolved(BatchKey(4, 1), ("added column gate string",)), EventKind.EVOLUTION, "added column gate string"),
-        (NoticeGiven("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
+        (NoticeIssued("reads in a slower way"), EventKind.NOTICE, "reads in a slower way"),
         (FutureEventTimes(BatchKey(4, 1), 7, ("t", 0), "10m"), EventKind.FUTURE, "7 rows of batch 4-1"),
         (DistributionChosen(BatchKey(4, 1), True, "it pays", 9, 90, 9), EventKind.DECISION, "it pays"),
         (
@@ -170,7 +170,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
             EventKind.THROTTLE,
             "the metadata grows",
         ),
-        (OutageMet("the catalog is away"), EventKind.OUTAGE, "the catalog is away"),
+        (OutageReported("the catalog is away"), EventKind.OUTAGE, "the catalog is away"),
         (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), EventKind.OUTAGE, "a.b is missing 1 row"),
     ],
 )
@@ -187,7 +187,7 @@ def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) 
     for n in range(5):
         bench.record(
             recorder,
-            OutageMet(f"the catalog is away, try {n}"),
+            OutageReported(f"the catalog is away, try {n}"),
             DistributionChosen(BatchKey(4, n), True, f"{n} partitions", 9, 90, 9),
             ThrottleEvaluated(f"the metadata has {n} MiB", 2.0, was_under_pressure=n > 0),
             at_ms=NOW + n * 1_000,
@@ -217,11 +217,11 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
 
 def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:
     recorder = Recorder("s", interval_ms=20_000)
-    bench.record(recorder, OutageMet("Kafka is away"))
+    bench.record(recorder, OutageReported("Kafka is away"))
     assert not recorder.is_due(NOW)
     recorder.opens(lambda: bench.objects)
     assert not recorder.is_due(NOW)
-    bench.record(recorder, EpochBegan(4, MARKER, Settled()))
+    bench.record(recorder, EpochBegan(4, MARKER, SettleResult()))
     assert recorder.is_due(NOW)
 
 
@@ -233,7 +233,7 @@ def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Ben
     assert not recorder.is_due(NOW + WRITE_INTERVAL_MS - 1)
     assert recorder.is_due(NOW + WRITE_INTERVAL_MS)
     assert recorder.is_due(NOW - 10 * WRITE_INTERVAL_MS)  # the clock was set back
-    bench.record(recorder, NoticeGiven("look"))
+    bench.record(recorder, NoticeIssued("look"))
     assert not recorder.is_due(NOW + EVENT_WRITE_INTERVAL_MS - 1)
     assert recorder.is_due(NOW + EVENT_WRITE_INTERVAL_MS)
 
@@ -261,7 +261,7 @@ def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -
     recorder = bench.writer(4)
     bench.record(recorder, batch())
     recorder.write(NOW)
-    bench.record(recorder, EpochBegan(5, MARKER, Settled()), batch())
+    bench.record(recorder, EpochBegan(5, MARKER, SettleResult()), batch())
     recorder.write(NOW + WRITE_INTERVAL_MS)
     assert bench.epochs() == {5}
     assert sum(p.records for p in bench.stored().points()) == 200
@@ -274,7 +274,7 @@ def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench)
     new = bench.writer(5)
     bench.record(new, batch(records=1))
     new.write(NOW)
-    bench.record(old, batch(records=1_000_000), NoticeGiven("I am still here"))
+    bench.record(old, batch(records=1_000_000), NoticeIssued("I am still here"))
     old.write(NOW + WRITE_INTERVAL_MS)
     assert bench.epochs() == {4, 5}
     assert sum(p.records for p in bench.stored().points()) == 101
@@ -403,7 +403,7 @@ def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path:
     recording_threads.add(well, storage="s3://answers")
     eventually(lambda: other.epochs() == {4})
     for n in range(1_000):  # the writer goes on
-        bench.record(stuck, batch(), NoticeGiven(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
+        bench.record(stuck, batch(), NoticeIssued(f"notice {n}"), at_ms=NOW + n * MINUTE_MS)
     recording_threads.remove(stuck, wait_s=0.01)
     assert bench.objects.list_objects() == []
     bench.storage.answers.set()

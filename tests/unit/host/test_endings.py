@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from frazil.host.endings import KILLED, UNSEEN, record_exit, record_unseen_exit
-from frazil.host.records import Launch, LaunchKind, Notes, StopRequest, read_exits, write_notes
+from frazil.host.endings import ENDED_WITHOUT_RECORD, KILLED_BY_OTHERS, record_exit, record_unseen_exit
+from frazil.host.records import Launch, LaunchKind, StopRequest, SupervisorNotes, read_exits, write_notes
 from frazil.host.writer_log import LOG_FILE
 
 LAUNCH = Launch("launch-1", LaunchKind.SUPERVISED, 0)
@@ -22,13 +22,13 @@ def error_after(folder: Path, *, log: str, code: int = 128 + signal.SIGKILL) -> 
 
 
 def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path):
-    assert error_after(tmp_path, log=WORKS) == KILLED
-    assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED}. Its last warning: {WARNS.strip()}"
+    assert error_after(tmp_path, log=WORKS) == KILLED_BY_OTHERS
+    assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED_BY_OTHERS}. Its last warning: {WARNS.strip()}"
     assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
 
 
 def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tmp_path: Path):
-    write_notes(tmp_path, Notes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
+    write_notes(tmp_path, SupervisorNotes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
     said = "the writer was killed after a stop request: no progress for 5 min"
     assert error_after(tmp_path, log=WORKS) == said
 
@@ -40,18 +40,20 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
         assert read_exits(tmp_path)[-1].error is None
     (tmp_path / LOG_FILE).write_text(WARNS + WORKS)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == f"{UNSEEN}. Its last warning: {WARNS.strip()}"
+    assert read_exits(tmp_path)[-1].error == f"{ENDED_WITHOUT_RECORD}. Its last warning: {WARNS.strip()}"
     frames = "".join(f"\tat org.apache.spark.scheduler.DAGScheduler.run{n}(DAGScheduler.scala:{n})\n" for n in range(9))
     (tmp_path / LOG_FILE).write_text(WARNS + frames)
     record_unseen_exit(tmp_path, LAUNCH)
-    assert read_exits(tmp_path)[-1].error == f"{UNSEEN}. Its last warning: {WARNS.strip()}", "its beginning, no frames"
+    assert read_exits(tmp_path)[-1].error == f"{ENDED_WITHOUT_RECORD}. Its last warning: {WARNS.strip()}", (
+        "its beginning, no frames"
+    )
 
 
 def test_of_a_killed_writer_the_first_error_is_quoted_and_not_what_every_spark_logs(tmp_path: Path):
     native = "2026-01-01 00:00:00,000 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\n"
-    assert error_after(tmp_path, log=native + WORKS) == KILLED
+    assert error_after(tmp_path, log=native + WORKS) == KILLED_BY_OTHERS
     cause = "2026-01-01 00:00:02,000 ERROR the storage refuses: 507\n"
     follows = "".join(f"2026-01-01 00:00:0{n},000 ERROR task {n} failed\n" for n in range(3, 9))
     found = error_after(tmp_path, log=native + cause + follows + WARNS)
     assert found is not None
-    assert found.startswith(f"{KILLED}. Its first error: {cause.strip()}\n")
+    assert found.startswith(f"{KILLED_BY_OTHERS}. Its first error: {cause.strip()}\n")

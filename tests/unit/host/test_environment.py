@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.host.environment import writer_environment
+from frazil.host.environment import build_writer_environment
 from frazil.host.lock import INHERITED_LOCK
 from frazil.spec.load import find_stream
-from frazil.spec.references import environment_names
+from frazil.spec.references import find_environment_names
 
 BASE = {
     "PATH": "/bin",
@@ -32,8 +32,8 @@ def test_settings_pass_and_so_do_the_secrets_that_the_spec_refers_to_and_no_othe
         file.read_text().replace("source: {", 'source: {properties: {sasl.password: "${env:KAFKA_PASSWORD}"}, ')
     )
     spec = find_stream(streams, "ticks")
-    found = writer_environment(
-        environment_names(spec), BASE, connections={"kafka": '{"host": "k1"}'}, python="/py", home="/home/f"
+    found = build_writer_environment(
+        find_environment_names(spec), BASE, connections={"kafka": '{"host": "k1"}'}, python="/py", home="/home/f"
     )
     assert found["KAFKA_PASSWORD"] == "secret-1"
     assert found["AIRFLOW_CONN_KAFKA"] == '{"host": "k1"}'
@@ -45,7 +45,7 @@ def test_settings_pass_and_so_do_the_secrets_that_the_spec_refers_to_and_no_othe
 
 def test_a_python_for_spark_that_was_chosen_is_kept(streams: Path) -> None:
     base = {"PYSPARK_PYTHON": "/chosen"}
-    found = writer_environment(
-        environment_names(find_stream(streams, "ticks")), base, connections={}, python="/py", home="/h"
+    found = build_writer_environment(
+        find_environment_names(find_stream(streams, "ticks")), base, connections={}, python="/py", home="/h"
     )
     assert found["PYSPARK_PYTHON"] == "/chosen"

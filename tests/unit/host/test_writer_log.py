@@ -13,14 +13,14 @@ import pytest
 from frazil.host import writer_log
 from frazil.host.launcher import LogPosition
 from frazil.host.writer_log import (
-    CONTINUES,
     LOG_FILE,
     MAX_LOGS,
+    TRUNCATED_LINE,
     last_error,
+    parse_levels,
     read_lines,
-    rotate,
-    rotate_full,
-    with_levels,
+    rotate_full_log,
+    rotate_log,
 )
 
 
@@ -35,12 +35,12 @@ def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
         "\tat java.base/java.io.FileOutputStream.write",
         "2026-11-22 05:00:04,123 INFO frazil: the next",
     ]
-    levels = [level for level, _ in with_levels(lines)]
+    levels = [level for level, _ in parse_levels(lines)]
     assert levels == [
         logging.INFO, logging.INFO, logging.WARNING, logging.WARNING, logging.ERROR, logging.ERROR, logging.ERROR,
         logging.INFO,
     ]  # fmt: skip
-    assert [line for _, line in with_levels(lines)] == lines
+    assert [line for _, line in parse_levels(lines)] == lines
 
 
 def say(folder: Path, line: object) -> None:
@@ -55,23 +55,23 @@ def text(folder: Path, name: str = LOG_FILE) -> str:
 def test_a_log_that_is_full_becomes_the_first_old_one_and_those_who_hold_it_open_go_on(tmp_path: Path):
     with (tmp_path / LOG_FILE).open("a") as held:
         print("x" * 100, file=held, flush=True)
-        assert not rotate_full(tmp_path, full_bytes=1_000)
-        assert rotate_full(tmp_path, full_bytes=100)
+        assert not rotate_full_log(tmp_path, full_bytes=1_000)
+        assert rotate_full_log(tmp_path, full_bytes=100)
         print("after", file=held, flush=True)
-    assert text(tmp_path) == f"{CONTINUES}\nafter\n"
+    assert text(tmp_path) == f"{TRUNCATED_LINE}\nafter\n"
     assert text(tmp_path, f"{LOG_FILE}.1") == "x" * 100 + "\n"
 
 
 def test_no_more_than_five_old_logs_are_kept(tmp_path: Path):
     for number in range(MAX_LOGS + 3):
         say(tmp_path, number)
-        assert rotate_full(tmp_path, full_bytes=1)
+        assert rotate_full_log(tmp_path, full_bytes=1)
     assert len(list(tmp_path.iterdir())) == 1 + MAX_LOGS
-    assert text(tmp_path, f"{LOG_FILE}.{MAX_LOGS}") == f"{CONTINUES}\n3\n"
+    assert text(tmp_path, f"{LOG_FILE}.{MAX_LOGS}") == f"{TRUNCATED_LINE}\n3\n"
 
 
 def test_without_a_log_there_is_none_to_rotate(tmp_path: Path):
-    assert not rotate_full(tmp_path, full_bytes=0)
+    assert not rotate_full_log(tmp_path, full_bytes=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -85,7 +85,7 @@ def test_what_another_process_logs_meanwhile_is_in_order_and_never_twice(tmp_pat
             [sys.executable, "-c", counting], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.PIPE
         )
     while not (tmp_path / f"{LOG_FILE}.{MAX_LOGS}").exists():
-        rotate_full(tmp_path, full_bytes=5_000)
+        rotate_full_log(tmp_path, full_bytes=5_000)
     _, last = process.communicate()
     names = [*(f"{LOG_FILE}.{n}" for n in range(MAX_LOGS, 0, -1)), LOG_FILE]
     lines = "".join(text(tmp_path, name) for name in names if (tmp_path / name).exists()).splitlines()
@@ -106,14 +106,14 @@ def test_a_reader_gets_every_line_across_rotations_once(tmp_path: Path):
     def read() -> LogPosition:
         chunk = read_lines(log, launch_id="l", since=position, limit_bytes=10_000)
         assert chunk is not None
-        seen.extend(int(line) for line in chunk.lines if line != CONTINUES)
+        seen.extend(int(line) for line in chunk.lines if line != TRUNCATED_LINE)
         return chunk.position
 
     for _ in range(3):
         more(10)
         position = read()
         more(2)
-        rotate_full(tmp_path, full_bytes=1)
+        rotate_full_log(tmp_path, full_bytes=1)
         more(1)
         position = read()
     assert seen == list(range(next(said)))
@@ -122,7 +122,7 @@ def test_a_reader_gets_every_line_across_rotations_once(tmp_path: Path):
 
 def test_the_last_error_is_found_behind_a_rotation(tmp_path: Path):
     (tmp_path / LOG_FILE).write_text("one\ntwo\nthree\nfour\nfive\n")
-    rotate_full(tmp_path, full_bytes=1)
+    rotate_full_log(tmp_path, full_bytes=1)
     say(tmp_path, "OutOfMemoryError")
     assert last_error(tmp_path) == "two\nthree\nfour\nfive\nOutOfMemoryError"
 
@@ -135,7 +135,7 @@ def test_that_a_long_log_was_cut_is_no_warning_of_its_writer(tmp_path: Path):
 
 def test_the_last_error_is_never_that_of_the_launch_before(tmp_path: Path):
     (tmp_path / LOG_FILE).write_text("the launch before\n")
-    rotate(tmp_path)
+    rotate_log(tmp_path)
     (tmp_path / LOG_FILE).write_text("")
     assert last_error(tmp_path) is None
 
@@ -147,7 +147,7 @@ def test_a_log_that_cannot_be_copied_stays_whole(tmp_path: Path, monkeypatch: py
     (tmp_path / LOG_FILE).write_text("one\n")
     monkeypatch.setattr(writer_log, "_copy_rest", full)
     with pytest.raises(OSError, match="No space"):
-        rotate_full(tmp_path, full_bytes=1)
+        rotate_full_log(tmp_path, full_bytes=1)
     assert {path.name for path in tmp_path.iterdir()} == {LOG_FILE}
     assert text(tmp_path) == "one\n"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.infer.proposal import Named, dead_letters, proposal
+from frazil.infer.proposal import StreamNames, count_dead_letters, propose_declaration
 from frazil.infer.sample import Sample
 from frazil.spec.formats import envelope_of
 from frazil.spec.load import validate_stream
@@ -24,7 +24,7 @@ MYSQL = {"connector": "mysql", "file": "binlog.000003", "pos": 484, "row": 0, "t
 
 
 def proposed(of: Sample) -> tuple[str, StreamSpec]:
-    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"))
+    text = propose_declaration(of, StreamNames("t", "demo.t", "127.0.0.1:9092"))
     return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
 
 
@@ -61,7 +61,7 @@ def test_events_are_proposed_as_an_upsert_of_their_rows(form: Callable[..., Any]
     envelope = envelope_of(spec.source.format)
     assert envelope is not None
     assert envelope.metadata == {"place": "position", "source_committed_at": "source.ts_ms"}
-    assert not dead_letters(yaml.safe_load(text), of)
+    assert not count_dead_letters(yaml.safe_load(text), of)
     assert "Debezium's events" in "".join(text.splitlines()[:4])
 
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from demo.flights import messages, read_flights
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
-from frazil.infer.proposal import Named, proposal
-from frazil.infer.sample import Record, Sample
-from frazil.ingest.beside_value import value_schema
+from frazil.infer.proposal import StreamNames, propose_declaration
+from frazil.infer.sample import Sample, SampledRecord
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import check_supported, decoder
-from frazil.spec.formats import plain_format
-from frazil.spec.iceberg import schema
+from frazil.ingest.formats import check_supported, create_decoder
+from frazil.ingest.key_header_columns import value_schema
+from frazil.spec.formats import dump_format
+from frazil.spec.iceberg import table_schema
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 
@@ -34,24 +34,25 @@ NOW_MS = 1_790_000_000_000
 def sample(
     values: Iterable[bytes | None], *, step_ms: int = 1000, in_topic: int | None = None, **record: Any
 ) -> Sample:
-    records = tuple(Record(v, timestamp_ms=NOW_MS + i * step_ms, **record) for i, v in enumerate(values))
+    records = tuple(SampledRecord(v, timestamp_ms=NOW_MS + i * step_ms, **record) for i, v in enumerate(values))
     return Sample("t", records, len(records) if in_topic is None else in_topic)
 
 
 def proposed(of: Sample) -> tuple[str, StreamSpec]:
-    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"))
+    text = propose_declaration(of, StreamNames("t", "demo.t", "127.0.0.1:9092"))
     return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
 
 
 def rejected(spec: StreamSpec, of: Sample) -> list[str]:
     """Why the stream does not take some of the sample's records."""
-    whole = schema(spec)
+    whole = table_schema(spec)
     check_supported(whole, spec.source.format)
     filled = value_schema(record_schema(whole, spec.coordinates), spec.beside_value)
     units = {whole.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [record.value for record in of.records]
     return [
-        r.error for r in decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values(values)).rejections
+        r.error
+        for r in create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values(values)).rejections
     ]
 
 
@@ -190,7 +191,7 @@ def test_text_is_a_string_and_lines_of_fields_are_csv() -> None:
 def test_several_objects_in_a_record_are_lines_of_json() -> None:
     of = sample([b'{"a": 1}\n{"a": 2, "b": "x"}\n'] * 30 + [b'{"a": 3}'] * 10 + [b"{"])
     text, spec = proposed(of)
-    assert plain_format(spec.source.format) == {"type": "json", "lines": True}
+    assert dump_format(spec.source.format) == {"type": "json", "lines": True}
     assert types(spec) == {"a": "int", "b": "string"}
     assert "1 of these 41 would be dead letters: InvalidJson 1." in text
     assert len(rejected(spec, of)) == 1
@@ -198,7 +199,7 @@ def test_several_objects_in_a_record_are_lines_of_json() -> None:
 
 def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> None:
     framed = sample([b"\0\0\0\0\7" + b'{"a": 1}'] * 10)
-    assert plain_format(proposed(framed)[1].source.format) == {"type": "json", "framing": "confluent"}
+    assert dump_format(proposed(framed)[1].source.format) == {"type": "json", "framing": "confluent"}
     assert rejected(proposed(framed)[1], framed) == []
     with pytest.raises(SpecError, match=r"schema id \(7\).*registry"):
         proposed(sample([b"\0\0\0\0\7\x02\x06abc"] * 10))
@@ -207,7 +208,7 @@ def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> 
 @pytest.mark.parametrize("nested", ['{"a":' * 800 + "1" + "}" * 800, '{"a": ' + "[" * 800 + "]" * 800 + "}"])
 def test_what_is_nested_without_end_has_a_valid_proposal(nested: str) -> None:
     _, spec = proposed(sample([nested.encode()] * 3))
-    check_supported(schema(spec), spec.source.format)
+    check_supported(table_schema(spec), spec.source.format)
 
 
 def test_what_does_not_fit_is_counted() -> None:
@@ -268,7 +269,7 @@ def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[
 def test_an_odd_text_is_reported_and_decides_no_type(texts: list[str], odd: str, declared: str, said: str) -> None:
     records = [json.dumps({"x": text, "y": {"x": text}}).encode() for text in [*texts, odd]]
     text, spec = proposed(of := sample(records))
-    assert str(schema(spec).find_type("x")) == declared
+    assert str(table_schema(spec).find_type("x")) == declared
     line = next(line for line in text.splitlines() if line.startswith("  x:"))
     assert said in line
     assert bool(said) == ("string would accept all" in line)
@@ -320,7 +321,7 @@ NAMES = st.text(max_size=5) | st.sampled_from(["a", "A", "ts", "null", "no", "a 
 @example(records=[{"op": [], "source": {}}])
 def test_whatever_objects_a_topic_has_the_proposal_is_valid(records: list[dict[str, Any]]) -> None:
     _, spec = proposed(sample(json.dumps(record).encode() for record in records))
-    check_supported(schema(spec), spec.source.format)
+    check_supported(table_schema(spec), spec.source.format)
 
 
 @given(st.lists(st.binary(max_size=20) | st.text(max_size=10).map(str.encode), min_size=1, max_size=8))
@@ -331,7 +332,7 @@ def test_whatever_bytes_a_topic_has_the_proposal_is_valid_or_refused(values: lis
     except SpecError:
         return
     _, spec = proposed(of)
-    check_supported(schema(spec), spec.source.format)
+    check_supported(table_schema(spec), spec.source.format)
 
 
 def test_kafka_connects_wrapping_is_named_and_taken_off() -> None:

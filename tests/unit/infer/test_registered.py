@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import RegistryUnavailable, SpecError
-from frazil.infer.proposal import Named, proposal
-from frazil.infer.registered import Registered, json_columns, registered
-from frazil.infer.sample import Record, Sample
+from frazil.infer.proposal import StreamNames, propose_declaration
+from frazil.infer.registered import RegisteredSchemas, derive_json_columns, fetch_registered_schemas
+from frazil.infer.sample import Sample, SampledRecord
 from frazil.registry.client import SchemaText, shared_registry
 from frazil.spec.formats import AvroFormat, JsonFormat, Registry
 from frazil.spec.load import validate_stream
@@ -81,12 +81,18 @@ def avro(schema: Any) -> bytes:
 
 
 def sample(*values: bytes | None) -> Sample:
-    return Sample("t", tuple(Record(v, timestamp_ms=AT_MS + i * 1000) for i, v in enumerate(values)), len(values))
+    return Sample(
+        "t", tuple(SampledRecord(v, timestamp_ms=AT_MS + i * 1000) for i, v in enumerate(values)), len(values)
+    )
 
 
 def proposed(server: MadeRegistry, of: Sample) -> tuple[str, StreamSpec]:
     declared = Registry(url=server.url)
-    text = proposal(of, Named("t", "demo.t", "127.0.0.1:9092"), registered(of, declared, shared_registry(declared, {})))
+    text = propose_declaration(
+        of,
+        StreamNames("t", "demo.t", "127.0.0.1:9092"),
+        fetch_registered_schemas(of, declared, shared_registry(declared, {})),
+    )
     return text, validate_stream(yaml.safe_load(text), Path("t.yaml"))
 
 
@@ -137,7 +143,7 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
 
 
 def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("frazil.infer.topic.sample_of", lambda *_, **__: sample(framed(1, avro(RIDE))))
+    monkeypatch.setattr("frazil.infer.topic.read_sample", lambda *_, **__: sample(framed(1, avro(RIDE))))
     (tmp_path / "_defaults.yaml").write_text(
         "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 1s}}}"
     )
@@ -264,13 +270,15 @@ def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves
     "schema", [True, [], {"properties": 5}, {"$ref": "#/nowhere"}, {"$ref": "#"}, {"properties": {"a": {"allOf": [5]}}}]
 )
 def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
-    assert all(column.type in {None, "string"} for column in json_columns([SchemaText("JSON", json.dumps(schema))], []))
+    assert all(
+        column.type in {None, "string"} for column in derive_json_columns([SchemaText("JSON", json.dumps(schema))], [])
+    )
 
 
 def test_protobuf_is_said_to_be_left_to_a_user() -> None:
-    written = Registered(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
+    written = RegisteredSchemas(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, which infer does not support"):
-        proposal(sample(framed(1, b"\0x")), Named("t", "demo.t"), written)
+        propose_declaration(sample(framed(1, b"\0x")), StreamNames("t", "demo.t"), written)
 
 
 @pytest.mark.parametrize("option", [True, False])

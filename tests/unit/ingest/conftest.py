@@ -19,7 +19,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.typedef import Record
 
 from frazil.ingest.contract import StagedFile, Target, TargetTable
-from frazil.ingest.write import TableWriter, file_namer
+from frazil.ingest.table_writer import TableWriter, file_namer
 
 SERIAL = itertools.count()
 MakeTable = Callable[..., Table]

@@ -21,11 +21,11 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.ingest.aliases import aliased
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.aliases import create_aliased_decoder
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
 
 KINDS: list[tuple[IcebergType, str]] = [
     (StringType(), '"x"'),
@@ -37,9 +37,11 @@ KINDS: list[tuple[IcebergType, str]] = [
 ]
 
 
-def decoded(schema: Schema, *values: str, units: dict[int, str] | None = None, **aliases: int) -> Decoded:
-    make = partial(decoder, "json", evolution="additive")
-    return aliased(make, schema, units or {}, aliases)(Chunk.of_values([value.encode() for value in values]))
+def decoded(schema: Schema, *values: str, units: dict[int, str] | None = None, **aliases: int) -> DecodedChunk:
+    make = partial(create_decoder, "json", evolution="additive")
+    return create_aliased_decoder(make, schema, units or {}, aliases)(
+        Chunk.of_values([value.encode() for value in values])
+    )
 
 
 @pytest.mark.parametrize(("kind", "value"), KINDS, ids=str)
@@ -76,24 +78,24 @@ def test_a_unit_holds_for_every_name():
 
 def test_without_other_names_nothing_stands_between():
     made: list[Schema] = []
-    aliased(lambda schema, _: made.append(schema), Schema(NestedField(1, "a", LongType())), {}, {})  # type: ignore[func-returns-value,arg-type,return-value]
+    create_aliased_decoder(lambda schema, _: made.append(schema), Schema(NestedField(1, "a", LongType())), {}, {})  # type: ignore[func-returns-value,arg-type,return-value]
     assert len(made) == 1
 
 
 def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column():
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
-    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     event = '{"op":"u","before":null,"after":{"id":1,"was":"__debezium_unavailable_value"}}'
     values = [event, event.replace("__debezium_unavailable_value", "x"), '{"op":"d","before":{"id":1,"was":null}}']
-    found = aliased(make, schema, {}, {"was": 2})(Chunk.of_values([value.encode() for value in values]))
+    found = create_aliased_decoder(make, schema, {}, {"was": 2})(Chunk.of_values([value.encode() for value in values]))
     assert found.rejections == []
-    assert found.rows[KEPT].to_pylist() == [[2], None, None]
+    assert found.rows[KEPT_COLUMNS].to_pylist() == [[2], None, None]
     assert found.rows["now"].to_pylist() == [None, "x", None]
 
 
 def test_a_renamed_key_is_taken_from_an_event_under_either_name():
     schema = Schema(NestedField(1, "place", LongType(), required=True), NestedField(2, "id", LongType(), required=True))
-    make = partial(decoder, {"type": "json", "envelope": "debezium"}, evolution="additive")
+    make = partial(create_decoder, {"type": "json", "envelope": "debezium"}, evolution="additive")
     events = [
         {"op": "c", "before": None, "after": {"place": 1, "was": 7, "new": 1}},
         {"op": "d", "before": {"place": 1, "was": 7}, "after": None},
@@ -102,7 +104,9 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
         {"op": "u", "before": None, "after": {"place": 1}},
         {"op": "d", "before": {"was": 7}, "after": None},
     ]
-    found = aliased(make, schema, {}, {"was": 2})(Chunk.of_values([json.dumps(event).encode() for event in events]))
+    found = create_aliased_decoder(make, schema, {}, {"was": 2})(
+        Chunk.of_values([json.dumps(event).encode() for event in events])
+    )
     assert found.rows.select(["place", "id", CHANGE]).to_pylist() == [
         {"place": 1, "id": 7, CHANGE: UPSERT},
         {"place": 1, "id": 7, CHANGE: DELETE},
@@ -118,12 +122,12 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
 
 def test_a_default_is_not_what_an_event_omits_under_a_former_name():
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
-    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     text = "__debezium_unavailable_value"
     states = [{"was": text}, {"older": text}, {"now": text}, {}, {"older": "x"}]
     events = [json.dumps({"op": "u", "after": {"id": 1, **state}}).encode() for state in states]
-    found = aliased(make, schema, {2: {"default": "d"}}, {"was": 2, "older": 2})(Chunk.of_values(events))
-    assert [ids or None for ids in found.rows[KEPT].to_pylist()] == [[2], [2], [2], None, None]
+    found = create_aliased_decoder(make, schema, {2: {"default": "d"}}, {"was": 2, "older": 2})(Chunk.of_values(events))
+    assert [ids or None for ids in found.rows[KEPT_COLUMNS].to_pylist()] == [[2], [2], [2], None, None]
     assert found.rows["now"].to_pylist()[3:] == ["d", "x"]
 
 
@@ -131,23 +135,23 @@ def test_casts_and_defaults_of_a_field_of_a_former_name_are_those_of_the_column(
     schema = Schema(NestedField(1, "now", LongType(), required=True))
     units = {1: {"cast": "lenient", "default": 5}}
     values = [b'{"was": "7"}', b'{"now": 1}', b'{"now": "2", "was": 3}', b"{}"]
-    found = aliased(partial(decoder, "json"), schema, units, {"was": 1})(Chunk.of_values(values))
+    found = create_aliased_decoder(partial(create_decoder, "json"), schema, units, {"was": 1})(Chunk.of_values(values))
     assert (found.rows["now"].to_pylist(), found.drift.cast) == ([7, 1, 2, 5], {"now": 2})
 
 
-def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> Decoded:
+def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> DecodedChunk:
     """Updates without `before`, of a column `now`."""
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))
-    make = partial(decoder, {"type": "json", "envelope": "debezium"})
+    make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     events = [json.dumps({"op": "u", "before": None, "after": {"id": 1, **state}}) for state in states]
-    return aliased(make, schema, {}, aliases)(Chunk.of_values([event.encode() for event in events]))
+    return create_aliased_decoder(make, schema, {}, aliases)(Chunk.of_values([event.encode() for event in events]))
 
 
 def test_what_an_event_tells_under_its_own_name_is_not_kept():
     text = "__debezium_unavailable_value"
     states = [{"was": text, "now": "x"}, {"was": "x", "now": text}, {"was": text, "now": None}]
     found = captured(StringType(), *states, {"was": text, "now": text}, was=2)
-    assert [ids or None for ids in found.rows[KEPT].to_pylist()] == [None, [2], [2], [2]]
+    assert [ids or None for ids in found.rows[KEPT_COLUMNS].to_pylist()] == [None, [2], [2], [2]]
     assert found.rows["now"].to_pylist()[0] == "x"
 
 

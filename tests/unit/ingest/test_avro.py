@@ -18,13 +18,13 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import RegistryUnavailable, SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import check_supported, decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.avro import program
 from frazil.ingest.formats.avro.decoder import AvroDecoder
-from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
+from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.registry.client import SchemaText, UnknownSchema
-from frazil.spec.formats import AvroFormat, carried_format
+from frazil.spec.formats import AvroFormat, dump_portable_format
 
 COLUMNS = Schema(
     t.NestedField(1, "s", t.StringType(), required=True),
@@ -67,7 +67,7 @@ def framed(schema_id: int, content: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + content
 
 
-def outcomes(decoded: Decoded) -> dict[int, Any]:
+def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
     rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
@@ -164,7 +164,7 @@ def test_types_are_found_by_full_name_across_references_and_inside_themselves() 
     tree = record(("next", ["null", "T"]), name="T", namespace="a")
     schema = record(("s", "string"), ("tree", tree), ("in", "b.I"), namespace="a")
     with pytest.raises(UnreadableSchema):
-        parsed(json.dumps(schema))
+        parse_schema(json.dumps(schema))
     schema["fields"][2]["type"] = "a.b.I"
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema), (("I", inner),)))
     data = b"\2a" + b"\2" * 300 + b"\0" + b"\6"
@@ -183,7 +183,7 @@ def test_a_schema_that_is_none_is_reported() -> None:
         '{"type": "fixed", "name": "f", "size": -1}',
     ):
         with pytest.raises(UnreadableSchema):
-            parsed(text)
+            parse_schema(text)
 
 
 LISTS = Schema(
@@ -280,11 +280,11 @@ def test_a_schema_whose_json_is_nested_beyond_a_limit_is_refused_by_that_limit(s
     refusal = r"its JSON is nested more than 250 levels deep"
     for levels in (260, 5000, 100_000):
         with pytest.raises(UnreadableSchema, match=refusal):
-            parsed(nested(levels))
+            parse_schema(nested(levels))
         with pytest.raises(UnreadableSchema, match=refusal):
-            parsed('"int"', [nested(levels)])
+            parse_schema('"int"', [nested(levels)])
     with suppress(UnreadableSchema):  # "[[" and records of one name are invalid
-        parsed(nested(250))
+        parse_schema(nested(250))
 
 
 def test_a_schema_that_is_nested_too_deep_is_refused_and_others_are_read() -> None:
@@ -311,12 +311,12 @@ def test_named_types_may_refer_to_each_other_in_a_long_chain() -> None:
 
 def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:
     (tmp_path / "s.avsc").write_text(json.dumps(FIRST))
-    carried = carried_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
-    decode = decoder(carried, COLUMNS, {})
+    carried = dump_portable_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
+    decode = create_decoder(carried, COLUMNS, {})
     (tmp_path / "s.avsc").unlink()
     assert outcomes(decode(Chunk.of_values([b"\2a\2"]))) == {0: {"s": "a", "l": 1, "in": None}}
     with pytest.raises(SpecError, match=r"schema-file: .*s\.avsc cannot be read"):
-        carried_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
+        dump_portable_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
 
 
 def test_a_column_that_avro_cannot_fill_is_refused_beforehand() -> None:
@@ -359,8 +359,10 @@ def test_a_text_is_the_same_date_or_time_as_in_json(kind: t.IcebergType, text: s
     record = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
     out = io.BytesIO()
     fastavro.schemaless_writer(out, fastavro.parse_schema(record), {"x": text})
-    avro = decoder({"type": "avro", "schema-text": json.dumps(record)}, columns, {})
-    in_json = decoder("json", columns, {})(Chunk.of_values([json.dumps({"x": text}, ensure_ascii=False).encode()]))
+    avro = create_decoder({"type": "avro", "schema-text": json.dumps(record)}, columns, {})
+    in_json = create_decoder("json", columns, {})(
+        Chunk.of_values([json.dumps({"x": text}, ensure_ascii=False).encode()])
+    )
     decoded = avro(Chunk.of_values([out.getvalue()]))
     as_numbers = [found.rows["x"].combine_chunks().cast(pa.string()).to_pylist() for found in (decoded, in_json)]
     assert as_numbers[0] == as_numbers[1] or len(text) > 64

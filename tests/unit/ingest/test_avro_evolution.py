@@ -12,10 +12,10 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.formats.avro.beyond import beyond_schema, column_type_of
-from frazil.ingest.formats.avro.schema import parsed
-from frazil.ingest.schema_drift import MIXED, FoundType, ListOf, MapOf, StructOf, new_fields
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.avro.drift import column_type_of, find_drift
+from frazil.ingest.formats.avro.schema import parse_schema
+from frazil.ingest.schema_drift import MIXED, FoundType, ListOf, MapOf, StructOf, find_new_fields
 from frazil.table.evolution import Addition
 from tests.grown_schema import grown
 
@@ -58,11 +58,11 @@ def decimal(precision: int) -> dict[str, Any]:
     ids=str,
 )
 def test_each_type_of_avro_has_one_of_a_column(kind: Any, found_type: FoundType):
-    assert column_type_of(parsed(json.dumps(kind))) == found_type
+    assert column_type_of(parse_schema(json.dumps(kind))) == found_type
 
 
 def test_new_fields_and_wider_columns_are_seen_at_every_level():
-    written = parsed(
+    written = parse_schema(
         json.dumps(
             record(
                 ("id", "long"),
@@ -72,10 +72,10 @@ def test_new_fields_and_wider_columns_are_seen_at_every_level():
             )
         )
     )
-    found = beyond_schema(written, TABLE.as_struct(), widening=True)
+    found = find_drift(written, TABLE.as_struct(), widening=True)
     assert found.new == {("in", "y"): "string", ("all", "element", "z"): "int", ("more",): "boolean"}
     assert found.wider == {("id",): "long", ("in", "x"): "double", ("all", "element", "x"): "decimal(11, 2)"}
-    assert not beyond_schema(written, TABLE.as_struct(), widening=False).wider
+    assert not find_drift(written, TABLE.as_struct(), widening=False).wider
 
 
 def test_a_table_that_grew_by_a_written_schema_holds_its_records():
@@ -86,11 +86,11 @@ def test_a_table_that_grew_by_a_written_schema_holds_its_records():
     chunk = Chunk.of_values([buffer.getvalue()] * 2)
     plain = {"type": "avro", "schema-text": json.dumps(written)}
 
-    first = decoder(plain, TABLE, {}, "additive")(chunk)
+    first = create_decoder(plain, TABLE, {}, "additive")(chunk)
     assert first.rows.num_rows == first.drift.records == 2
-    added = {new.path: Addition(new.path, new.type, None) for new in new_fields(first.drift) if new.type}
+    added = {new.path: Addition(new.path, new.type, None) for new in find_new_fields(first.drift) if new.type}
     wider = assign_fresh_schema_ids(Schema(*grown(TABLE.as_struct(), (), added).fields))
-    second = decoder(plain, wider, {}, "additive")(chunk)
+    second = create_decoder(plain, wider, {}, "additive")(chunk)
     assert not second.drift
     assert second.rows.select(["id", "who", "tags"]).to_pylist() == [{**value, "tags": []}] * 2
-    assert not decoder(plain, TABLE, {})(chunk).drift
+    assert not create_decoder(plain, TABLE, {})(chunk).drift

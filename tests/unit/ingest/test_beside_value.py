@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
-from frazil.ingest.beside_value import BesideValue, value_schema
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.headers import packed, unpacked
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.headers import pack_headers, unpack_headers
+from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
 
 SCHEMA = Schema(
     NestedField(1, "user", StringType(), required=True),
@@ -24,7 +24,7 @@ SCHEMA = Schema(
     NestedField(4, "raw", BinaryType()),
 )
 BESIDE = {"user": None, "trace": "trace-id", "raw": "raw"}
-DECODE = decoder("json", value_schema(SCHEMA, BESIDE), {})
+DECODE = create_decoder("json", value_schema(SCHEMA, BESIDE), {})
 
 BYTES = st.none() | st.binary(max_size=6) | st.text(max_size=6).map(str.encode)
 RECORDS = st.lists(
@@ -39,7 +39,7 @@ RECORDS = st.lists(
 
 def chunk_of(records: list[Any], *, with_headers: bool = True) -> Chunk:
     values, keys, headers = zip(*records, strict=True) if records else ((), (), ())
-    column = BinaryColumn.of([packed(found) for found in headers]) if with_headers else None
+    column = BinaryColumn.of([pack_headers(found) for found in headers]) if with_headers else None
     return dataclasses.replace(Chunk.of_values(values), keys=BinaryColumn.of(keys), headers=column)
 
 
@@ -50,7 +50,7 @@ def is_text(value: bytes | None) -> bool:
 @given(RECORDS)
 def test_each_record_is_a_row_with_its_own_key_and_headers_or_one_rejection(records: list[Any]) -> None:
     chunk = chunk_of(records)
-    found = BesideValue(SCHEMA, BESIDE)(DECODE(chunk), chunk)
+    found = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     rejected = {r.index: r.error_class for r in found.rejections}
     assert len(rejected) == len(found.rejections)
     assert sorted([*rejected, *found.kept.tolist()]) == [*range(len(records))]
@@ -68,14 +68,14 @@ def test_each_record_is_a_row_with_its_own_key_and_headers_or_one_rejection(reco
 
 def test_the_row_has_the_schemas_order_and_field_ids() -> None:
     chunk = chunk_of([(b'{"id":1}', b"k", [])], with_headers=False)
-    rows = BesideValue(SCHEMA, BESIDE)(DECODE(chunk), chunk).rows
+    rows = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk).rows
     assert rows.to_pylist() == [{"user": "k", "id": 1, "trace": None, "raw": None}]
     assert [int(field.metadata[b"PARQUET:field_id"]) for field in rows.schema] == [1, 2, 3, 4]
 
 
 def test_what_is_wrong_with_a_key_or_header_is_reported() -> None:
     chunk = chunk_of([(b'{"id":1}', None, []), (b'{"id":1}', b"a", [("trace-id", b"ab\xff")])])
-    found = BesideValue(SCHEMA, BESIDE)(DECODE(chunk), chunk)
+    found = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     assert [(r.error_class, r.error) for r in found.rejections] == [
         ("MissingRequired", "user: required, and the record has no key"),
         (
@@ -87,13 +87,13 @@ def test_what_is_wrong_with_a_key_or_header_is_reported() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=5), BYTES), max_size=5))
 def test_packed_headers_are_unpacked(headers: list[tuple[str, bytes | None]]) -> None:
-    assert unpacked(packed(headers)) == headers
+    assert unpack_headers(pack_headers(headers)) == headers
 
 
 def test_a_piece_of_a_chunk_has_its_headers() -> None:
     chunk = chunk_of([(b"{}", None, [("a", b"%d" % i)]) for i in range(5)])
-    piece = chunk.piece(3, 5)
+    piece = chunk.slice(3, 5)
     assert piece.headers is not None
-    assert [unpacked(found) for found in piece.headers] == [[("a", b"3")], [("a", b"4")]]
-    assert chunk_of([(b"{}", None, [])], with_headers=False).piece(0, 1).headers is None
+    assert [unpack_headers(found) for found in piece.headers] == [[("a", b"3")], [("a", b"4")]]
+    assert chunk_of([(b"{}", None, [])], with_headers=False).slice(0, 1).headers is None
     assert np.array_equal(piece.offsets, [3, 4])

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 
-from frazil.commit.mode import UPSERTS
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask
 from frazil.ingest.stage import stage
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import change_rules
 from tests.made_registry import made_registry
@@ -52,7 +52,7 @@ def context(world: World) -> StageContext:
     schema = Schema.model_validate_json(plain.main.schema_json)
     rules = change_rules(world.spec, schema, {})
     assert rules
-    targets = {**plain.targets, "main": UPSERTS.staging_target(plain.main, rules.key)}
+    targets = {**plain.targets, "main": UPSERT_MODE.staging_target(plain.main, rules.key)}
     return replace(plain, changes=rules, targets=targets, coordinates=True, beside_value=world.spec.beside_value)
 
 
@@ -81,7 +81,7 @@ def test_each_record_is_a_change_or_a_dead_letter(world: World) -> None:
     ]
     result = world.stage(records, context(world))
     found = changes(result)
-    assert {offset: (row["ref"], row[CHANGE], row["price"], row[KEPT]) for offset, row in found.items()} == {
+    assert {offset: (row["ref"], row[CHANGE], row["price"], row[KEPT_COLUMNS]) for offset, row in found.items()} == {
         0: ("a", UPSERT, 1, None),
         1: ("a", DELETE, None, None),
         2: ("b", DELETE, None, None),
@@ -191,7 +191,7 @@ def test_keys_of_avro_have_a_schema_of_their_own(tmp_path: Path, monkeypatch: py
             Record(encoded(2, value, id=1, day=1767225600000, price=1), None),
             Record(None, encoded(1, key, id=1, day=1767225600000)),
         ]
-        result = world.stage(records, replace(context(world), format=plain_format(spec.value_format)))
+        result = world.stage(records, replace(context(world), format=dump_format(spec.value_format)))
     assert [(r["id"], r["day"], r[CHANGE]) for r in changes(result).values()] == [(1, DAY, UPSERT), (1, DAY, DELETE)]
 
 
@@ -213,7 +213,7 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
         Record(b'{"op": "m"}', b"a"),
         Record(b'{"id": 1}', b"a"),
     ]
-    of_envelopes = replace(context(captured), format=plain_format(spec.value_format))
+    of_envelopes = replace(context(captured), format=dump_format(spec.value_format))
     result = captured.stage(records, of_envelopes)
     assert (len(changes(result)), len(rows(result, "dead-letters")), result.other_events) == (1, 1, 2)
     assert dict(result.rejects.counts) == {"NotAnEnvelope": 1}

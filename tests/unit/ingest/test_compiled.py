@@ -88,7 +88,7 @@ def test_a_folder_that_python_has_for_compiled_code_comes_first_whoever_may_writ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path / "python"))
-    kept = tmp_path / "python" / compiled_module.KEPT_WITH_PYTHON
+    kept = tmp_path / "python" / compiled_module.PREFIX_FOLDER
     kept.mkdir(parents=True)
     kept.chmod(0o777)
     folder = compiled_module.code_folder()

@@ -14,32 +14,32 @@ from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import CHANGE, DELETE, UPSERT
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import Destinations, OffsetRange
-from frazil.ingest.decode import Decoded
-from frazil.ingest.destinations import Divided, Divider
-from frazil.ingest.headers import packed
-from frazil.ingest.routed_writers import fitted
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.destinations import DividedRows, RowDivider
+from frazil.ingest.headers import pack_headers
+from frazil.ingest.routed_writers import fit_rows
 
 RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("u", 0, 0, 100))
 
 
-def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], dict[int, str], Divider]:
+def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], dict[int, str], RowDivider]:
     """The rows by target, the errors by record, and who divided them. Row i is that of record i."""
     count, unchanged = len(values), declared.pop("unchanged", [])
     kept = np.array(declared.pop("kept", range(count)), np.int64)
     ranges = np.array([value if declared.get("by") == "topic" else 0 for value in values], np.int32)
     headers = None
     if declared.get("by") == "header":
-        headers = BinaryColumn.of([None if v is None else packed([("x", b"no"), ("kind", v)]) for v in values])
+        headers = BinaryColumn.of([None if v is None else pack_headers([("x", b"no"), ("kind", v)]) for v in values])
     nothing = BinaryColumn.nulls(count)
     chunk = Chunk(nothing, nothing, ranges, np.arange(count), np.zeros(count, np.int64), headers=headers)
     kinds = pa.array(values, pa.large_string()) if declared.get("by", "field") == "field" else pa.nulls(count)
     rows = pa.table({"kind": kinds, "row": pa.array(range(count), pa.int64())})
     if (deletes := declared.pop("deletes", None)) is not None:
         rows = rows.append_column(CHANGE, pa.array([DELETE if n in deletes else UPSERT for n in range(count)]))
-    divide = Divider(
+    divide = RowDivider(
         Destinations(**{"by": "field", "name": "kind", "targets": {}, "to_main": True, **declared}), RANGES
     )
-    found: Divided = divide(chunk, Decoded(rows, kept))
+    found: DividedRows = divide(chunk, DecodedChunk(rows, kept))
     by_target: dict[str, list[int]] = {}
     for row, code in zip(found.decoded.rows["row"].to_pylist(), found.codes.tolist(), strict=True):
         by_target.setdefault(found.targets[code], []).append(row)
@@ -109,7 +109,7 @@ def test_of_an_update_that_moves_its_row_only_the_row_after_needs_a_table(
     chunk = Chunk(nothing, nothing, np.zeros(1, np.int32), np.arange(1), np.zeros(1, np.int64))
     rows = pa.table({"kind": pa.array(values[::-1], pa.large_string()), CHANGE: pa.array([UPSERT, DELETE], pa.int32())})
     to = Destinations(by="field", name="kind", targets={"a": "n.a", "b": "n.b"}, to_main=False)
-    found = Divider(to, RANGES)(chunk, Decoded(rows, np.array([0, 0])))
+    found = RowDivider(to, RANGES)(chunk, DecodedChunk(rows, np.array([0, 0])))
     assert found.decoded.rows["kind"].to_pylist() == stay
     assert [found.targets[code] for code in found.codes] == [f"n.{value}" for value in stay]
     assert {r.index: r.error for r in found.decoded.rejections} == errors
@@ -142,7 +142,7 @@ def test_each_row_has_one_fate(values: list[str | None], to_main: bool, makes: b
 def test_a_row_fits_a_table_whose_columns_differ() -> None:
     rows = pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]})
     schema = pa.schema([pa.field("c", pa.string()), pa.field("a", pa.int64())])
-    assert fitted(rows, schema).to_pylist() == [{"c": None, "a": 1}]
+    assert fit_rows(rows, schema).to_pylist() == [{"c": None, "a": 1}]
 
 
 @pytest.mark.parametrize("values", [[], ["a"]])

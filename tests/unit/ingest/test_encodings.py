@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.ingest.encodings import choose
+from frazil.ingest.encodings import choose_encodings
 
 RANDOM = np.random.default_rng(7)
 ROWS = 10_000
@@ -26,7 +26,7 @@ def times(values: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def written(rows: pa.Table, *, modern: bool = True) -> pq.ParquetFile:
-    chosen = choose(rows, modern=modern)
+    chosen = choose_encodings(rows, modern=modern)
     out = io.BytesIO()
     with pq.ParquetWriter(
         out,
@@ -128,7 +128,7 @@ def test_what_was_written_is_read_again(integers: list[int | None], doubles: lis
 def test_a_batch_of_large_values_has_about_a_page(kind: pa.DataType) -> None:
     text = "frazil " * 14_000
     values = pa.array([[text] if pa.types.is_list(kind) else text] * 50, kind)
-    assert choose(pa.table({"c": values}), modern=True).batch_values == 2**20 // (len(text) + 4)
+    assert choose_encodings(pa.table({"c": values}), modern=True).batch_values == 2**20 // (len(text) + 4)
 
 
 LARGE = """
@@ -157,13 +157,13 @@ def test_large_values_are_encoded_in_little_memory() -> None:
 
 
 def test_small_values_are_encoded_in_batches_of_the_usual_length() -> None:
-    assert choose(pa.table({"c": ["a"] * 10, "n": range(10)}), modern=True).batch_values == 1_024
-    assert choose(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
+    assert choose_encodings(pa.table({"c": ["a"] * 10, "n": range(10)}), modern=True).batch_values == 1_024
+    assert choose_encodings(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
 
 
 def test_a_file_whose_lists_with_uuids_are_all_null_has_encodings() -> None:
     kind = pa.large_list(pa.struct([pa.field("id", pa.uuid())]))
 
-    found = choose(pa.table({"ids": pa.nulls(2, kind)}), modern=True)
+    found = choose_encodings(pa.table({"ids": pa.nulls(2, kind)}), modern=True)
 
     assert found.use_dictionary == ["ids.list.item.id"]

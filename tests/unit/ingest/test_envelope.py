@@ -14,15 +14,15 @@ import pytest
 import yaml
 from pyiceberg.schema import Schema
 
-from frazil.ingest.beside_value import value_schema
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT, change_schema
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT, change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.key_header_columns import value_schema
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from tests.pages import blocks
@@ -70,13 +70,13 @@ def wrapped(value: dict[str, Any]) -> dict[str, Any]:
     return {"schema": schema, "payload": value}
 
 
-def decode(values: list[Any], *, evolution: Literal["off", "additive", "full"] = "off", **changed: Any) -> Decoded:
+def decode(values: list[Any], *, evolution: Literal["off", "additive", "full"] = "off", **changed: Any) -> DecodedChunk:
     declared = {**SPEC, **changed}
     spec = StreamSpec.model_validate(declared)
-    table = iceberg.schema(spec)
+    table = iceberg.table_schema(spec)
     filled = record_schema(change_schema(table, spec.key), coordinates=True)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    made = decoder(plain_format(spec.value_format), filled, units, evolution)
+    made = create_decoder(dump_format(spec.value_format), filled, units, evolution)
     encoded = [v if v is None or isinstance(v, bytes) else json.dumps(v).encode() for v in values]
     return made(Chunk.of_values(encoded))
 
@@ -113,7 +113,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
         "tx": "571:24023128",
         "said_at": datetime(2026, 1, 1, microsecond=500_000, tzinfo=UTC),
         CHANGE: UPSERT,
-        KEPT: None,
+        KEPT_COLUMNS: None,
     }
     assert created == {**first, "place": "00000000000024023128@1767225600000"}
     assert updated["name"] == "b"
@@ -123,8 +123,8 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
 def test_what_an_event_does_not_tell_is_kept() -> None:
     unavailable = "__debezium_unavailable_value"
     decoded = decode([event("u", after={**ROW, "name": unavailable}), event("u", after=ROW)])
-    name = iceberg.schema(StreamSpec.model_validate(SPEC)).find_field("name").field_id
-    assert decoded.rows[KEPT].to_pylist() == [[name], None]
+    name = iceberg.table_schema(StreamSpec.model_validate(SPEC)).find_field("name").field_id
+    assert decoded.rows[KEPT_COLUMNS].to_pylist() == [[name], None]
     assert decoded.rows["name"].to_pylist() == [None, "a"]
 
 
@@ -149,7 +149,7 @@ def test_an_update_that_changes_its_key_deletes_the_row_before(
     assert {row[CHANGE] for row in upserts} == {UPSERT}
     of_event = {name: upserts[1][name] for name in METADATA}
     of_key = {name: upserts[0][name] for name in names}
-    assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, KEPT: None}
+    assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, KEPT_COLUMNS: None}
 
 
 def test_an_update_that_changes_its_key_needs_each_value() -> None:
@@ -329,7 +329,7 @@ def test_avro_has_the_same_events() -> None:
         {"id": 1, "name": None, "day": date(1970, 1, 2), "lsn": 7, CHANGE: UPSERT},
         {"id": 2, "name": None, "day": None, "lsn": 7, CHANGE: DELETE},
     ]
-    assert decoded.rows[KEPT].to_pylist() == [[2], None]
+    assert decoded.rows[KEPT_COLUMNS].to_pylist() == [[2], None]
 
 
 @pytest.mark.parametrize(
@@ -372,17 +372,17 @@ def test_a_document_of_mongodb_is_a_dead_letter_with_its_own_remedy(
     assert "replica identity" not in error
 
 
-def on_page(name: str, events: list[Any]) -> Decoded:
+def on_page(name: str, events: list[Any]) -> DecodedChunk:
     """Decode events with a declaration of the guide on captured changes."""
     page = [yaml.safe_load(block.text) for block in blocks("docs/how-to/capture-changes.md") if block.kind == "yaml"]
     (declared,) = [one for one in page if one.get("name") == name]
     spec = validate_stream(
         {**declared, "source": {"bootstrap-servers": "127.0.0.1:1", **declared["source"]}}, Path("s.yaml")
     )
-    table = iceberg.schema(spec)
+    table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = value_schema(record_schema(change_schema(table, spec.key), coordinates=True), spec.beside_value)
-    decode = decoder(plain_format(spec.value_format), filled, units)
+    decode = create_decoder(dump_format(spec.value_format), filled, units)
     return decode(Chunk.of_values([json.dumps(one).encode() for one in events]))
 
 

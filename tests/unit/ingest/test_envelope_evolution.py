@@ -14,8 +14,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StructType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.schema_drift import ListOf, SchemaDrift, StructOf
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
@@ -33,15 +33,15 @@ VALUES = st.recursive(
 ROWS = st.lists(st.fixed_dictionaries({"id": st.integers(0, 9)}, optional=dict.fromkeys(("n", "in", "a", "b"), VALUES)))
 
 
-def enveloped(*events: Any, evolution: Literal["additive", "full"] = "additive") -> Decoded:
-    made = decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, evolution)
+def enveloped(*events: Any, evolution: Literal["additive", "full"] = "additive") -> DecodedChunk:
+    made = create_decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, evolution)
     return made(Chunk.of_values([json.dumps(e).encode() for e in events]))
 
 
 @given(ROWS, st.data())
 def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, Any]], data: st.DataObject) -> None:
     evolution = data.draw(st.sampled_from(("additive", "full")))
-    plain = decoder("json", SCHEMA, {}, evolution)(Chunk.of_values([json.dumps(row).encode() for row in rows]))
+    plain = create_decoder("json", SCHEMA, {}, evolution)(Chunk.of_values([json.dumps(row).encode() for row in rows]))
     form = data.draw(st.sampled_from((lambda e: e, wrapped)))
     events = [event(data.draw(st.sampled_from("cur")), after=row, before={"old": 1}) for row in rows]
     found = enveloped(*map(form, events), evolution=evolution)
@@ -65,7 +65,7 @@ def test_only_states_after_a_change_are_drift(form: Any) -> None:
 
 
 def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
-    made = decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, "additive")
+    made = create_decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, "additive")
     odd = [event("c", after={"id": n}, source={f"s{n}": 1}, **{f"k{n}": {}}) for n in range(3000)]
     last = event("c", after={"id": 1, "extra": [1]})
     found = made(Chunk.of_values([json.dumps(e).encode() for e in [*odd, last]]))
@@ -99,9 +99,9 @@ def test_avro_says_it_by_the_schema() -> None:
     fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), written)
     form = {"type": "avro", "schema-text": json.dumps(schema), "envelope": "debezium"}
     for evolution, wider in (("additive", {}), ("full", {("n",): "long"})):
-        found = decoder(form, SCHEMA, {}, evolution)(Chunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
+        found = create_decoder(form, SCHEMA, {}, evolution)(Chunk.of_values([out.getvalue()]))  # type: ignore[arg-type]
         assert found.drift == SchemaDrift({("extra",): "string"}, wider, records=1)
-    assert decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).drift == SchemaDrift()
+    assert create_decoder(form, SCHEMA, {})(Chunk.of_values([out.getvalue()])).drift == SchemaDrift()
 
 
 def test_without_evolution_no_drift_is_reported() -> None:

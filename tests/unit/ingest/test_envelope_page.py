@@ -16,9 +16,9 @@ import pytest
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import decoder
+from frazil.ingest.formats import create_decoder
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec
 
 SECTION = Path("docs/how-to/capture-changes.md").read_text().split("## Types")[1].split("\n## ")[0]
@@ -94,8 +94,8 @@ def became(of: dict[str, Any], declared: str, value: bytes) -> str:
             "key": "id",
         }
     )
-    table = iceberg.schema(spec)
+    table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = record_schema(change_schema(table, spec.key), coordinates=True)
-    decoded = decoder(plain_format(spec.value_format), filled, units)(Chunk.of_values([value]))
+    decoded = create_decoder(dump_format(spec.value_format), filled, units)(Chunk.of_values([value]))
     return "dead letter" if decoded.rejections else f"`{decoded.rows['x'].to_pylist()[0]}`"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import decoder, quoter
+from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.formats.fields import record_path
 from frazil.ingest.formats.json import decoder as json_decoder
 from frazil.spec import iceberg
@@ -158,7 +158,7 @@ def test_paths_lead_on_from_the_object_that_unwrap_names() -> None:
 def test_a_value_out_of_range_is_quoted_from_its_path() -> None:
     units = {"at": {"unit": "ms", "from": ["a", 1, "b.c"]}}
     path = record_path(("at",), units)
-    assert quoter("json")(b'{"a": [0, {"b.c": 5}]}', path) == "the number 5"
+    assert create_quoter("json")(b'{"a": [0, {"b.c": 5}]}', path) == "the number 5"
 
 
 def test_avro_and_protobuf_have_paths_too() -> None:
@@ -212,10 +212,10 @@ def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
 def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_other_case_of_it_is_new() -> None:
     columns = {"id": {"type": "int", "from": "p.id", "required": True}, "Name": {"type": "string", "from": "q.x"}}
     spec = StreamSpec.model_validate(declared(columns), by_alias=True, by_name=False)
-    table = iceberg.schema(spec)
+    table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     values = [b'{"z": 1}', b'{"p": {"id": 1}, "P": {"id": 1}, "Q": {"x": "y"}, "name": "n"}']
-    found = decoder("json", record_schema(table, spec.coordinates), units, "full")(Chunk.of_values(values)).drift
+    found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(Chunk.of_values(values)).drift
     assert (found.optional, found.new) == ({("id",)}, {})
 
 
@@ -318,6 +318,6 @@ def test_a_path_that_cannot_be_read_is_refused_with_the_reason(
 
 def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     spec = StreamSpec.model_validate(declared({"x": "int"}), by_alias=True, by_name=False)
-    made = decoder("json", iceberg.schema(spec), {})
+    made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
     assert made(Chunk.of_values([])).rows.num_rows == 0

@@ -17,8 +17,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.update.schema import UpdateSchema
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.schema_drift import DEEPEST, new_fields
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.schema_drift import MAX_NESTING, find_new_fields
 
 FORMATS = ("json", "debezium", "csv", "avro", "protobuf", "string")
 ID = t.NestedField(9, "id", t.LongType(), required=True)
@@ -86,7 +86,7 @@ def outcome(record: Record, column: t.NestedField) -> Any:
     """The column's value, or the class of the dead letter; `skipped` if the record is neither."""
     plain, value = record
     fields = [column] if isinstance(plain, str) or "envelope" not in plain else [ID, column]
-    decoded = decoder(plain, Schema(*fields), {})(Chunk.of_values([value]))
+    decoded = create_decoder(plain, Schema(*fields), {})(Chunk.of_values([value]))
     if decoded.rejections:
         return decoded.rejections[0].error_class
     found = decoded.rows.column(column.name).to_pylist()
@@ -520,11 +520,11 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
     """The table's schema after that many batches with the record."""
     plain, value = record
     for _ in range(batches):
-        decoded = decoder(plain, schema, {}, mode)(Chunk.of_values([value]))
+        decoded = create_decoder(plain, schema, {}, mode)(Chunk.of_values([value]))
         assert not decoded.rejections
         unpartitioned: Any = SimpleNamespace(table_metadata=SimpleNamespace(partition_specs=(), schemas=(schema,)))
         update = UpdateSchema(unpartitioned, schema=schema)
-        for new in new_fields(decoded.drift):
+        for new in find_new_fields(decoded.drift):
             if new.type:
                 update.add_column(new.path, new.type)
         schema = update._apply()
@@ -566,4 +566,4 @@ DEEP: dict[str, Record] = {
 def test_columns_of_records_are_never_nested_deeper_than_engines_take(form: str) -> None:
     fields = [ID] if form == "debezium" else [t.NestedField(1, "y", LONG, required=False)]
     schema = evolved(DEEP[form], Schema(*fields), 5)
-    assert DEEPEST - 1 <= max(name.count(".") for name in schema.column_names) <= DEEPEST
+    assert MAX_NESTING - 1 <= max(name.count(".") for name in schema.column_names) <= MAX_NESTING

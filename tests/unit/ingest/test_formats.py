@@ -7,9 +7,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import CHECKS, FORMATS, decoder
+from frazil.ingest.formats import CHECKS, FORMATS, create_decoder
 from frazil.spec.formats import FORMATS as DECLARED
-from frazil.spec.formats import format_of, plain_format
+from frazil.spec.formats import dump_format, parse_format
 
 SCHEMA = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
 FRAMED = {"type": "json", "framing": "confluent"}
@@ -31,12 +31,12 @@ def test_every_decoder_is_of_a_format_that_can_be_declared_and_checked() -> None
     ],
 )
 def test_a_format_crosses_to_executors_as_plain_values(plain: object) -> None:
-    assert plain_format(format_of(plain)) == plain  # type: ignore[arg-type]
+    assert dump_format(parse_format(plain)) == plain  # type: ignore[arg-type]
 
 
 def test_json_behind_a_schema_id_is_read_as_json_and_what_has_none_is_named() -> None:
     values = [b'\0\0\0\0\7{"s":"x","l":1}', None, b'{"l":2}', b"\0\0\0\0\7", b"\0\0", b'\0\0\0\0\10{"l":3}']
-    decoded = decoder(FRAMED, SCHEMA, {})(Chunk.of_values(values))
+    decoded = create_decoder(FRAMED, SCHEMA, {})(Chunk.of_values(values))
     rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
     assert rows == {0: {"s": "x", "l": 1}, 5: {"s": None, "l": 3}}
     assert {r.index: r.error_class for r in decoded.rejections} == {

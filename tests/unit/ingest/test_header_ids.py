@@ -12,11 +12,11 @@ import pytest
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
-from frazil.ingest.headers import packed
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.headers import pack_headers
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec
 from tests.made_registry import MadeRegistry, made_registry
 from tests.unit.ingest.test_json_texts import PROTO, avro, declared, proto
@@ -25,12 +25,16 @@ GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
 SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "int"}]}
 
 
-def decode(records: list[tuple[bytes | None, bytes | None]], columns: dict[str, Any], form: Any) -> Decoded:
+def decode(records: list[tuple[bytes | None, bytes | None]], columns: dict[str, Any], form: Any) -> DecodedChunk:
     """Given: each record's value, and its header with the schema's id; None without one."""
     spec = StreamSpec.model_validate(declared(columns, form), by_alias=True, by_name=False)
-    headers = [packed([("other", b"a"), ("__value_schema_id", header)]) if header else None for _, header in records]
+    headers = [
+        pack_headers([("other", b"a"), ("__value_schema_id", header)]) if header else None for _, header in records
+    ]
     chunk = dataclasses.replace(Chunk.of_values([value for value, _ in records]), headers=BinaryColumn.of(headers))
-    return decoder(plain_format(spec.value_format), record_schema(iceberg.schema(spec), spec.coordinates), {})(chunk)
+    return create_decoder(
+        dump_format(spec.value_format), record_schema(iceberg.table_schema(spec), spec.coordinates), {}
+    )(chunk)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import decoder
-from frazil.ingest.headers import packed, unpacked
-from frazil.ingest.schema_drift import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, SchemaDrift, joined_drift, new_fields
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.headers import pack_headers, unpack_headers
+from frazil.ingest.schema_drift import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, SchemaDrift, find_new_fields, join_drift
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
+from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
 from frazil.stream.evolve import requested_changes
-from frazil.table.growth import growth
+from frazil.table.growth import plan_growth
 
 MAX_SECONDS = 4
 """CPU seconds for half a megabyte or less. A step that is quadratic in it takes minutes."""
@@ -156,14 +156,12 @@ def staged(form: str, values: list[bytes]) -> SchemaDrift:
         **more,
     }
     spec = validate_stream(declared, Path("s.yaml"))
-    schema = record_schema(iceberg.schema(spec), coordinates=True)
-    decode = decoder(carried_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
+    schema = record_schema(iceberg.table_schema(spec), coordinates=True)
+    decode = create_decoder(dump_portable_format(spec.value_format), schema, {}, "off" if form == "csv" else "full")
     found = decode(Chunk.of_values(values))
     assert len(found.kept) + len(found.rejections) == len(values)
-    requested, _ = requested_changes(
-        SchemaDrift.from_json(json.loads(json.dumps(joined_drift([found.drift]).to_json())))
-    )
-    growth(schema, (schema,), requested, max_columns=500)
+    requested, _ = requested_changes(SchemaDrift.from_json(json.loads(json.dumps(join_drift([found.drift]).to_json()))))
+    plan_growth(schema, (schema,), requested, max_columns=500)
     return found.drift
 
 
@@ -197,28 +195,27 @@ def test_so_is_that_for_a_record_of_another_format(form: str, what: str):
 
 def test_an_object_with_too_many_fields_becomes_no_column_and_says_so():
     drift = is_quick("json", JSON["new fields of a new object"])
-    ((field),) = new_fields(drift)
+    ((field),) = find_new_fields(drift)
     assert field.type is None
     assert f"more than {MAX_OBJECT_FIELDS:,} fields" in field.problem
     few = staged("json", [b'{"x": %s}' % an_object(MAX_OBJECT_FIELDS)])
-    assert [field.type is None for field in new_fields(few)] == [False]
+    assert [field.type is None for field in find_new_fields(few)] == [False]
 
 
 def test_no_more_new_fields_are_kept_than_a_bound_and_the_order_of_records_does_not_matter():
     parts = [
-        joined_drift(staged("json", [an_object(MAX_OBJECT_FIELDS, f"{name}_{n}_")]) for n in range(10))
-        for name in "cab"
+        join_drift(staged("json", [an_object(MAX_OBJECT_FIELDS, f"{name}_{n}_")]) for n in range(10)) for name in "cab"
     ]
-    found = joined_drift(parts)
+    found = join_drift(parts)
     assert {path[0][:2] for path in found.new} == {"a_"}
     assert len(found.new) == MAX_NEW_FIELDS
-    assert joined_drift(reversed(parts)) == joined_drift([joined_drift(parts[:2]), parts[2]]) == found
+    assert join_drift(reversed(parts)) == join_drift([join_drift(parts[:2]), parts[2]]) == found
 
 
 def test_so_is_the_work_for_headers():
     headers = [(f"h{i}", b"") for i in range(50_000)]
     before = time.process_time()
-    assert unpacked(packed(headers)) == headers
+    assert unpack_headers(pack_headers(headers)) == headers
     assert time.process_time() - before < MAX_SECONDS
 
 

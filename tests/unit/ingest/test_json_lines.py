@@ -12,13 +12,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, line_numbers
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk, number_rows
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import lines
 
 SCHEMA = Schema(NestedField(1, "x", LongType(), required=True), NestedField(2, "s", StringType(), required=False))
-ONE = decoder("json", SCHEMA, {})
-LINES = decoder({"type": "json", "lines": True}, SCHEMA, {})
+ONE = create_decoder("json", SCHEMA, {})
+LINES = create_decoder({"type": "json", "lines": True}, SCHEMA, {})
 GOOD = (
     b'{"x": 1}',
     b' {"x": 2, "s": "a\\nb"}\t',
@@ -30,11 +30,11 @@ BLANK = (b"", b" ", b"\r", b"\t \r")
 RECORDS = st.none() | st.lists(st.sampled_from((*GOOD, *GOOD, *BLANK, *BAD)), max_size=6).map(b"\n".join)
 
 
-def outcomes(decoded: Decoded, count: int) -> list[Any]:
+def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The rows of each record with their numbers, or the class and the text of its one error."""
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
-        decoded.kept.tolist(), line_numbers(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
+        decoded.kept.tolist(), number_rows(decoded.kept).tolist(), decoded.rows.to_pylist(), strict=True
     ):
         assert len(found[place]) == number
         found[place].append((row["x"], row["s"]))
@@ -64,7 +64,7 @@ def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
         patch.setattr(lines, "TARGET_LINES", at_once)
         found = LINES(Chunk.of_values(values))
         assert outcomes(found, len(values)) == [alone(value) for value in values]
-    backwards = Chunk.of_values(values).piece(0, len(values))
+    backwards = Chunk.of_values(values).slice(0, len(values))
     taken = Chunk.of_column(backwards.values.take(np.arange(len(values))[::-1]))
     assert outcomes(LINES(taken), len(values)) == [alone(value) for value in reversed(values)]
 
@@ -78,6 +78,6 @@ def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() ->
 
 
 def test_a_frame_is_before_all_lines() -> None:
-    framed = decoder({"type": "json", "framing": "confluent", "lines": True}, SCHEMA, {})
+    framed = create_decoder({"type": "json", "framing": "confluent", "lines": True}, SCHEMA, {})
     found = framed(Chunk.of_values([b'{"x": 1}', b'\0\0\0\0\7{"x": 1}\n{"x": 2}']))
     assert [of if isinstance(of, list) else of[0] for of in outcomes(found, 2)] == ["NotFramed", [(1, None), (2, None)]]

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, find_out_of_range
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder, quoter
-from frazil.ingest.shape import range_error_text
+from frazil.ingest.formats import create_decoder, create_quoter
+from frazil.ingest.shaper import range_error_text
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_json_texts import declared as of_columns
@@ -70,9 +70,9 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
     source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": "at", "rest": "more"}
     spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    (found,) = decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
+    (found,) = create_decoder("json", schema, units)(Chunk.of_values([value.encode()])).rows["more"].to_pylist()
     assert kept == ("*null*" if found is None else f"`{found}`")
 
 
@@ -112,14 +112,14 @@ def _outcome(declared: str, unit: str, record: bytes | None) -> str:
     source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": event_time}
     spec = validate_stream({**stream, "coordinates": False, "complete": "none"}, Path("s.yaml"))
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
-    decoded = decoder("json", schema, units)(Chunk.of_values([record]))
+    decoded = create_decoder("json", schema, units)(Chunk.of_values([record]))
     if decoded.rejections:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
-    if beyond := out_of_range(decoded.rows):
-        words = range_error_text(beyond[0], record, quote=quoter("json"), units={"x": unit} if unit else {})
+    if beyond := find_out_of_range(decoded.rows):
+        words = range_error_text(beyond[0], record, quote=create_quoter("json"), units={"x": unit} if unit else {})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     return f"`{_shown(decoded.rows['x'].to_pylist()[0])}`"
 

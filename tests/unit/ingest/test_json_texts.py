@@ -20,11 +20,11 @@ from pydantic import ValidationError
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.protobuf.schema import message_of
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 
@@ -37,12 +37,12 @@ def declared(schema: dict[str, Any], form: Any = "json", **more: Any) -> dict[st
     return {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": "at", **more}
 
 
-def decode(values: Sequence[bytes | None], spec: dict[str, Any]) -> Decoded:
+def decode(values: Sequence[bytes | None], spec: dict[str, Any]) -> DecodedChunk:
     made = StreamSpec.model_validate(spec, by_alias=True, by_name=False)
-    table = iceberg.schema(made)
+    table = iceberg.table_schema(made)
     wanted = change_schema(table, made.key) if made.mode == "upsert" else table
     units = {table.find_field(name).field_id: unit for name, unit in made.units.items()}
-    found = decoder(plain_format(made.value_format), record_schema(wanted, made.coordinates), units)
+    found = create_decoder(dump_format(made.value_format), record_schema(wanted, made.coordinates), units)
     return found(Chunk.of_values(values))
 
 

@@ -21,8 +21,8 @@ from pyiceberg.types import (
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.schema_drift import SchemaDrift, new_fields
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.schema_drift import SchemaDrift, find_new_fields
 
 SCHEMA = Schema(
     NestedField(1, "i", IntegerType()),
@@ -39,7 +39,7 @@ SCHEMA = Schema(
 
 
 def drift(*values: bytes) -> SchemaDrift:
-    return decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).drift
+    return create_decoder("json", SCHEMA, {}, "full")(Chunk.of_values(values)).drift
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_a_column_whose_name_json_must_escape_is_refused_by_its_name(name: str):
     """Others may have made one."""
     odd = Schema(NestedField(1, "o", StructType(NestedField(2, name, LongType()))))
     with pytest.raises(SpecError, match=r"schema\.o: the name of column .* JSON escapes; rename it"):
-        decoder("json", odd, {})
+        create_decoder("json", odd, {})
 
 
 @pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
 def test_a_field_whose_name_json_must_escape_becomes_no_column(name: str):
     seen = drift(json.dumps({"s": "", name: 1, "o": {name: 2, "x": 3}}).encode())
-    found = {field.path: field for field in new_fields(seen)}
+    found = {field.path: field for field in find_new_fields(seen)}
     assert found[name,].type is None
     assert "in its name" in found[name,].problem or "cannot be printed" in found[name,].problem
     assert found["o", name].type is None

@@ -22,13 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
-from frazil.ingest import kafka, kafka_columns, kafka_messages, readers
+from frazil.ingest import kafka_columns, kafka_messages, range_reader, readers
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import header_column, unpacked
-from frazil.ingest.kafka import CHUNK_BYTES, CHUNK_RECORDS, RangeReader
+from frazil.ingest.headers import header_column, unpack_headers
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RangeReader
 from frazil.kafka.librdkafka import ErrorCallback, LibraryUnusable, Message, ThrottleCallback, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
@@ -238,7 +238,7 @@ def outcome(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Outcome:
     try:
         with reader:
             for chunk in reader:
-                assert 0 < len(chunk) <= CHUNK_RECORDS + 2000
+                assert 0 < len(chunk) <= MAX_CHUNK_RECORDS + 2000
                 records += rows(chunk, ranges)
     except FrazilError as error:
         return records, repr(error)
@@ -351,7 +351,7 @@ def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[He
         last: list[bytes | None] = []
         for chunk in chunks:
             packed = [None] * len(chunk) if chunk.headers is None else chunk.headers
-            found += map(unpacked, packed)
+            found += map(unpack_headers, packed)
             last += header_column(chunk.headers, wanted, len(chunk))
         assert found == made
         assert last == [dict(headers).get(wanted) for headers in made]
@@ -377,12 +377,12 @@ def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested(
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
         with ColumnReader({}, [OffsetRange("a", 0, 0, 1000)]) as reader:
             (chunk,) = reader
-    assert [unpacked(headers) for headers in chunk.headers or ()][63:] == [[*some]] * (999 - 63)
+    assert [unpack_headers(headers) for headers in chunk.headers or ()][63:] == [[*some]] * (999 - 63)
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 10)
+    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
 
     def counted(chunk: Chunk, _: object) -> list[Record]:
@@ -392,9 +392,9 @@ def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setitem(globals(), "rows", counted)
     headers = (("h", b"x" * 2**20),)
-    sent = [Sent("a", 0, n, None, None, n, headers=headers) for n in range(3 * CHUNK_BYTES // 2**20)]
+    sent = [Sent("a", 0, n, None, None, n, headers=headers) for n in range(3 * MAX_CHUNK_BYTES // 2**20)]
     assert read(sent, [OffsetRange("a", 0, 0, len(sent))])[0] == ([], "")
-    assert max(sizes) < 2 * CHUNK_BYTES
+    assert max(sizes) < 2 * MAX_CHUNK_BYTES
 
 
 def test_null_and_empty_are_distinguished_and_records_without_a_time_have_none() -> None:
@@ -406,8 +406,8 @@ def test_null_and_empty_are_distinguished_and_records_without_a_time_have_none()
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger(read: Any) -> None:
-    sizes = [10] * (CHUNK_RECORDS + 100) + [CHUNK_BYTES + 5] + [2**20] * 40
-    big = b"x" * (CHUNK_BYTES + 5)
+    sizes = [10] * (MAX_CHUNK_RECORDS + 100) + [MAX_CHUNK_BYTES + 5] + [2**20] * 40
+    big = b"x" * (MAX_CHUNK_BYTES + 5)
     sent = [Sent("a", 0, n, None, big[:size], n) for n, size in enumerate(sizes)]
     (records, error), _ = read(sent, [OffsetRange("a", 0, 0, len(sizes))])
     assert error == ""
@@ -426,7 +426,7 @@ def test_a_partition_that_answers_with_errors_alone_is_unavailable(read: Any) ->
 def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it_does_not(
     read: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 1)
+    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 1)
     moved = [Sent("a", 0, n, error=EOF) for n in range(1, 101)]
     assert read(moved, [OffsetRange("a", 0, 0, 100)])[0] == ([], "")
     repeated = [Sent("a", 0, 1, error=EOF)] * 100 + [Sent("a", 0, 100, error=EOF)]
@@ -445,7 +445,7 @@ def test_records_that_nobody_requested_are_in_no_range(read: Any) -> None:
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "CONSUME_RECORDS", 10)
+    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
     made = rows
 
@@ -455,11 +455,11 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(globals(), "rows", counted)
     key = b"k" * 2**20
-    number = 3 * CHUNK_BYTES // len(key)
+    number = 3 * MAX_CHUNK_BYTES // len(key)
     sent = [Sent("a", 0, n, key, None, n) for n in range(number)]
     (records, error), _ = read(sent, [OffsetRange("a", 0, 0, number)])
     assert (len(records), error) == (number, "")
-    assert max(sizes) < 2 * CHUNK_BYTES
+    assert max(sizes) < 2 * MAX_CHUNK_BYTES
 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
@@ -555,27 +555,27 @@ def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() 
     library = MadeLibrary([Sent("a", 0, n, b"k", b"v", n) for n in range(300)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
-        patch.setattr(kafka_columns, "CHUNK_RECORDS", 100)
+        patch.setattr(kafka_columns, "MAX_CHUNK_RECORDS", 100)
         with ColumnReader({}, [OffsetRange("a", 0, 0, 300)]) as reader:
             assert len(next(iter(reader))) == 100
     assert library.all_destroyed_once()
 
 
 def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers._slow_reader_reason.cache_clear()
+    readers._find_process_reason.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     ranges = [OffsetRange("a", 0, 0, 0)]
-    with readers.kafka_reader(at, ranges) as reader:
+    with readers.create_kafka_reader(at, ranges) as reader:
         assert (type(reader), reader.notice) == (ColumnReader, None)
     jwt = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
-    assert "sasl.oauthbearer.method is default" in str(readers.why_messages({**at, **jwt}))
+    assert "sasl.oauthbearer.method is default" in str(readers.find_slow_reader_reason({**at, **jwt}))
     oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "i", "sasl.oauthbearer.client.secret": "s"}
-    assert readers.why_messages({**at, **jwt, **oidc}) is None
-    assert "no.such" in str(readers.why_messages({**at, "no.such": "x"}))
-    monkeypatch.setenv(readers.FORCED, "messages")
-    with readers.kafka_reader(at, ranges) as forced:
+    assert readers.find_slow_reader_reason({**at, **jwt, **oidc}) is None
+    assert "no.such" in str(readers.find_slow_reader_reason({**at, "no.such": "x"}))
+    monkeypatch.setenv(readers.READER_VARIABLE, "messages")
+    with readers.create_kafka_reader(at, ranges) as forced:
         assert isinstance(forced, MessageReader)
-        assert str(forced.notice).endswith(f"{readers.FORCED} requests it")
+        assert str(forced.notice).endswith(f"{readers.READER_VARIABLE} requests it")
 
 
 def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
@@ -585,16 +585,16 @@ def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
         raise LibraryUnusable("the fields of a message do not have the expected values")
 
     monkeypatch.setattr(readers, "librdkafka", unfit)
-    readers._slow_reader_reason.cache_clear()
+    readers._find_process_reason.cache_clear()
     at = {"bootstrap.servers": "127.0.0.1:1"}
     for _ in range(2):
-        with readers.kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
+        with readers.create_kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
             assert isinstance(reader, MessageReader)
     assert [
         r.getMessage().endswith("librdkafka: the fields of a message do not have the expected values")
         for r in caplog.records
     ] == [True]
-    readers._slow_reader_reason.cache_clear()
+    readers._find_process_reason.cache_clear()
 
 
 def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

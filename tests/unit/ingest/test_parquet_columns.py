@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from frazil.ingest.record_files import fits
+from frazil.ingest.record_files import can_cast
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()
@@ -25,8 +25,8 @@ TEXT = pa.large_string()
     ],
 )
 def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: pa.DataType):
-    assert fits(found, wanted)
-    assert not fits(pa.null(), wanted)
+    assert can_cast(found, wanted)
+    assert not can_cast(pa.null(), wanted)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: p
     ],
 )
 def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: pa.DataType):
-    assert not fits(found, wanted)
+    assert not can_cast(found, wanted)

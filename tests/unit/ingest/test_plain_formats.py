@@ -27,11 +27,11 @@ from pyiceberg.types import (
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import decoder, quoter
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.formats.csv import decoder as csv_decoder
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.load import validate_stream
 
 
@@ -43,7 +43,7 @@ def csv_format(columns: int, **changes: Any) -> dict[str, Any]:
     return {"type": "csv", "columns": [f"c{i}" for i in range(1, columns + 1)], **changes}
 
 
-def outcomes(decoded: Decoded, count: int) -> list[Any]:
+def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     """The row of each record, or the class of its error; each record has exactly one."""
     found: dict[int, Any] = {r.index: r.error_class for r in decoded.rejections}
     for place, row in zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True):
@@ -52,12 +52,12 @@ def outcomes(decoded: Decoded, count: int) -> list[Any]:
     return [found[i] for i in range(count)]
 
 
-TEXTS = decoder(csv_format(3), schema(*[StringType()] * 3), {})
-SEMICOLONS = decoder(csv_format(3, delimiter=";", quote="'", null="NULL"), schema(*[StringType()] * 3), {})
-UNQUOTED = decoder(csv_format(3, quote=None), schema(*[StringType()] * 3), {})
-TEXT = decoder({"type": "string", "column": "c1"}, schema(StringType()), {})
-BYTES = decoder({"type": "bytes", "column": "c1"}, schema(BinaryType()), {})
-NEEDED = decoder({"type": "string", "column": "c1"}, schema(StringType(), required=True), {})
+TEXTS = create_decoder(csv_format(3), schema(*[StringType()] * 3), {})
+SEMICOLONS = create_decoder(csv_format(3, delimiter=";", quote="'", null="NULL"), schema(*[StringType()] * 3), {})
+UNQUOTED = create_decoder(csv_format(3, quote=None), schema(*[StringType()] * 3), {})
+TEXT = create_decoder({"type": "string", "column": "c1"}, schema(StringType()), {})
+BYTES = create_decoder({"type": "bytes", "column": "c1"}, schema(BinaryType()), {})
+NEEDED = create_decoder({"type": "string", "column": "c1"}, schema(StringType(), required=True), {})
 
 
 @given(st.lists(st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
@@ -148,21 +148,21 @@ FIELDS_OF_TYPES = [
 
 @pytest.mark.parametrize(("kind", "field", "expected"), FIELDS_OF_TYPES)
 def test_a_field_becomes_a_value_of_its_column(kind: IcebergType, field: bytes, expected: object) -> None:
-    decode = decoder(csv_format(2), schema(kind, StringType()), {})
+    decode = create_decoder(csv_format(2), schema(kind, StringType()), {})
     (outcome,) = outcomes(decode(Chunk.of_values([field + b",x"])), 1)
     value = outcome if isinstance(outcome, str) else outcome[0]
     assert value == expected or str(value) == expected
 
 
 def test_a_time_arrives_in_its_unit_or_as_text() -> None:
-    decode = decoder(csv_format(2), schema(TimestamptzType(), TimestamptzType()), {1: "ms"})
+    decode = create_decoder(csv_format(2), schema(TimestamptzType(), TimestamptzType()), {1: "ms"})
     ((first, second),) = outcomes(decode(Chunk.of_values([b"1000,1970-01-01T00:00:01Z"])), 1)
     assert first == second
     assert first.timestamp() == 1
 
 
 def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null() -> None:
-    decode = decoder({"type": "csv", "columns": ["c2", "_", "c1"]}, schema(*[LongType()] * 3), {})
+    decode = create_decoder({"type": "csv", "columns": ["c2", "_", "c1"]}, schema(*[LongType()] * 3), {})
     assert outcomes(decode(Chunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
 
 
@@ -180,8 +180,8 @@ def test_what_is_wrong_with_a_line_is_reported() -> None:
 
 
 def test_a_chunk_is_read_in_pieces_and_a_huge_record_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_decoder, "PIECE_BYTES", 400)
-    decode = decoder(csv_format(1), schema(StringType()), {})
+    monkeypatch.setattr(csv_decoder, "JSON_BUFFER_BYTES", 400)
+    decode = create_decoder(csv_format(1), schema(StringType()), {})
     values = [b"x" * (i % 70 + 1) if i != 50 else b'"' + b"\x01" * 5000 + b'"' for i in range(200)]
     found = outcomes(decode(Chunk.of_values(values)), 200)
     assert found == [(value.strip(b'"').decode(),) for value in values]
@@ -193,14 +193,14 @@ def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
 
 
 def test_a_field_is_quoted_as_it_was_sent() -> None:
-    assert quoter(csv_format(2))(b'"a ""b""",99999-01-01', ["c2"]) == "the field '99999-01-01'"
+    assert create_quoter(csv_format(2))(b'"a ""b""",99999-01-01', ["c2"]) == "the field '99999-01-01'"
 
 
 def test_a_column_that_a_field_cannot_fill_is_refused_at_start() -> None:
     from pyiceberg.types import TimestampNanoType
 
     with pytest.raises(SpecError, match=r"schema\.c1"):
-        decoder(csv_format(1), schema(TimestampNanoType()), {})
+        create_decoder(csv_format(1), schema(TimestampNanoType()), {})
 
 
 PAGE = Path("docs/reference/plain-formats.md").read_text().split("## `csv`")[1]
@@ -221,7 +221,7 @@ def test_a_line_becomes_what_the_page_says(declared: str, value: str, said: str)
         "event-time": "kafka_timestamp",
     }
     spec = validate_stream(stream, Path("s.yaml"))
-    decode = decoder(plain_format(spec.value_format), record_schema(iceberg.schema(spec), True), {})
+    decode = create_decoder(dump_format(spec.value_format), record_schema(iceberg.table_schema(spec), True), {})
     (outcome,) = outcomes(decode(Chunk.of_values([value.encode()])), 1)
     if said.startswith("dead letter"):
         assert said == f"dead letter `{outcome}`"

@@ -15,12 +15,12 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded
-from frazil.ingest.formats import check_supported, decoder
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_of
 from frazil.registry.client import SchemaText, UnknownSchema
-from frazil.spec.formats import ProtobufFormat, carried_format
+from frazil.spec.formats import ProtobufFormat, dump_portable_format
 
 COLUMNS = Schema(t.NestedField(1, "s", t.StringType(), required=True), t.NestedField(2, "l", t.LongType()))
 TEXT = """
@@ -54,7 +54,7 @@ def framed(schema_id: int, indexes: bytes, content: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + indexes + content
 
 
-def outcomes(decoded: Decoded) -> dict[int, Any]:
+def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
     rows = dict(zip(decoded.kept.tolist(), decoded.rows.to_pylist(), strict=True))
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
@@ -146,13 +146,16 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
     file = descriptor_pb2.FileDescriptorProto.FromString(made.serialized_pb)
     (tmp_path / "x.desc").write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
     columns = Schema(t.NestedField(1, "x", t.LongType()))
-    carried = carried_format(ProtobufFormat(schema_file=str(tmp_path / "x.desc"), message="a.b.Other"))
+    carried = dump_portable_format(ProtobufFormat(schema_file=str(tmp_path / "x.desc"), message="a.b.Other"))
     single = {"type": "protobuf", "schema-text": base64.b64encode(made.serialized_pb).decode()}
     (tmp_path / "x.desc").unlink()
     for plain in (carried, single):
-        assert outcomes(decoder(plain, columns, {})(Chunk.of_values([b"\x08\2", b""]))) == {0: {"x": 2}, 1: {"x": None}}
+        assert outcomes(create_decoder(plain, columns, {})(Chunk.of_values([b"\x08\2", b""]))) == {
+            0: {"x": 2},
+            1: {"x": None},
+        }
     framing = {**single, "framing": "confluent"}
-    found = outcomes(decoder(framing, columns, {})(Chunk.of_values([framed(5, b"\0", b"\x08\2"), b"\x08\2"])))
+    found = outcomes(create_decoder(framing, columns, {})(Chunk.of_values([framed(5, b"\0", b"\x08\2"), b"\x08\2"])))
     assert (found[0], found[1][0]) == ({"x": 2}, "NotFramed")
 
 
@@ -183,7 +186,7 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
         t.NestedField(1, "l", t.IntegerType()),
         t.NestedField(2, "in", t.StructType(t.NestedField(3, "x", t.FloatType()))),
     )
-    decode = decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
+    decode = create_decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
     drift = decode(Chunk.of_values([b"\x08\1"])).drift
     assert set(drift.new) == {("in", "y"), ("more",)}
     assert drift.wider == {("l",): "long", ("in", "x"): "double"}

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from frazil.ingest.calendar_limits import OUT_OF_RANGE, out_of_range
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, find_out_of_range
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats import decoder
-from frazil.ingest.shape import range_error_text
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.shaper import range_error_text
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from tests.type_tables import COLUMNS, written_types
@@ -57,17 +57,17 @@ def becomes(written: str, octets: str, declared: str, unit: str) -> str:
         "coordinates": False,
         "complete": "none",
     }
-    schema = iceberg.schema(validate_stream(stream, Path("s.yaml")))
+    schema = iceberg.table_schema(validate_stream(stream, Path("s.yaml")))
     units = {schema.find_field("x").field_id: unit} if unit else {}
     value = bytes.fromhex(octets)
     text = f"{TEXT} message R {{ {written} x = 1; }}"
-    decoded = decoder({"type": "protobuf", "schema-text": text, "message": "R"}, schema, units)(
+    decoded = create_decoder({"type": "protobuf", "schema-text": text, "message": "R"}, schema, units)(
         Chunk.of_values([value])
     )
     if decoded.rejections:
         (rejection,) = decoded.rejections
         return f"dead letter `{rejection.error_class}`: `{rejection.error}`"
-    if beyond := out_of_range(decoded.rows):
+    if beyond := find_out_of_range(decoded.rows):
         words = range_error_text(beyond[0], value, quote=lambda _, __: None, units={})
         return f"dead letter `{OUT_OF_RANGE}`: `{words}`"
     found = decoded.rows["x"].to_pylist()[0]

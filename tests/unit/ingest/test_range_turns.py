@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from frazil.backfill.source import KafkaSource
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.range_turns import turns
+from frazil.ingest.range_passes import group_into_passes
 
 NO_KAFKA: Any = None
 several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.integers(0, 9), st.integers(10, 20)))
@@ -17,7 +17,7 @@ several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.in
 
 @given(several)
 def test_a_turn_has_one_range_of_a_partition_at_most_and_every_range_has_one_turn(ranges: list[OffsetRange]):
-    found = turns(ranges)
+    found = group_into_passes(ranges)
     for turn in found:
         partitions = [ranges[i].partition for i in turn]
         assert len(partitions) == len(set(partitions))

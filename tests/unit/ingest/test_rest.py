@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.changes import KEPT
+from frazil.ingest.changes import KEPT_COLUMNS
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -76,7 +76,7 @@ def test_the_loop_is_sure_of_records_with_other_fields() -> None:
     spec = StreamSpec.model_validate(
         declared({"x": "int", "s": "struct<a: int>", "r": "string"}, rest="r", coordinates=False)
     )
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     value = json.dumps({"x": 1, "s": {"a": 1, "b": ["é"]}, "more": [{"deep": {}}], **{f"f{i}": i for i in range(900)}})
     for text in (value, json.dumps(json.loads(value), indent=1, ensure_ascii=False)):
@@ -164,7 +164,7 @@ def test_in_a_debezium_event_it_keeps_what_is_left_of_the_row() -> None:
     decoded = decode([json.dumps(one, separators=(",", ":")).encode() for one in events], spec)
     assert decoded.rejections == []
     assert decoded.rows["r"].to_pylist() == ['{"new":[1],"r":2}'] * 2 + [None]
-    assert decoded.rows[KEPT].null_count == 3
+    assert decoded.rows[KEPT_COLUMNS].null_count == 3
 
 
 def test_avro_keeps_the_fields_without_a_column_that_are_not_null() -> None:

@@ -20,13 +20,13 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult
-from frazil.ingest.headers import packed
+from frazil.ingest.headers import pack_headers
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, Unsealer, place_of
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.stage import UNWRITABLE
-from frazil.ingest.write import TableWriter
+from frazil.ingest.table_writer import TableWriter
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
+from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import sensitive_fields
@@ -67,9 +67,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Sealer) -> Ca
 def context(world: World) -> StageContext:
     return replace(
         world.context(),
-        format=carried_format(world.spec.value_format),
+        format=dump_portable_format(world.spec.value_format),
         beside_value=world.spec.beside_value,
-        sensitive=sensitive_fields(world.spec, iceberg.schema(world.spec), {}),
+        sensitive=sensitive_fields(world.spec, iceberg.table_schema(world.spec), {}),
     )
 
 
@@ -120,12 +120,12 @@ def test_texts_are_masked_hashed_and_tokenized_at_every_level(world: Callable[..
     land = world(spec)
     result = staged(land, [Record(json.dumps(v).encode()) for v in (value, short, {"ts": value["ts"]})])
     first, second, third = (row for _, row in sorted(rows(result, "main").items()))
-    assert first["email"] == secret.hashed("a@b.c")
+    assert first["email"] == secret.hash_text("a@b.c")
     assert len(first["email"]) == 64
     assert (first["phone"], first["name"]) == ("****4567", "****")
     assert secret.decrypt_token(first["card"]) == "4111"
     assert first["home"] == {"street": "****", "city": "Amsterdam"}
-    hashed = [secret.hashed(street) for street in "xy"]
+    hashed = [secret.hash_text(street) for street in "xy"]
     assert first["stops"] == [
         {"street": hashed[0], "n": 1},
         {"street": None, "n": 2},
@@ -194,7 +194,7 @@ def test_keys_and_headers_as_columns_are_protected_too(world: Callable[..., Worl
     land = world(spec_of({"who": "hash"}, {"who": "string", "n": "int"}, source=source))
     value = f"{{{TS}}}".encode()
     result = staged(land, [Record(value, key=CANARY.encode()), Record(value, key=b"\xff" + CANARY.encode())])
-    assert rows(result, "main")[100]["who"] == secret.hashed(CANARY)
+    assert rows(result, "main")[100]["who"] == secret.hash_text(CANARY)
     assert list(rows(result, "dead-letters")) == [101]
     assert CANARY.encode() not in everything(land, result)
 
@@ -204,7 +204,7 @@ def test_values_of_headers_are_not_kept(world: Callable[..., World]):
     protect = Protector(context(land))
     assert protect.dead_letter_value(CANARY.encode(), "p") == OMITTED
     assert protect.dead_letter_value(None, "p") is None
-    assert packed([("a", OMITTED)]) is not None
+    assert pack_headers([("a", OMITTED)]) is not None
     assert Unsealer(None, sensitive=False)(SEALED + b"x", "here") == SEALED + b"x", "anybody can send it"
 
 
@@ -258,7 +258,7 @@ def test_nothing_is_written_where_a_value_might_pass_unprotected(
 def test_a_dropped_field_that_the_table_has_stops_the_task(world: Callable[..., World], dropped: str):
     land = world(spec_of({"email": "hash"}, {"email": "string", "phone": "string", "home": "struct<street: string>"}))
     of = context(land)
-    phone = iceberg.schema(land.spec).find_field("phone").field_id
+    phone = iceberg.table_schema(land.spec).find_field("phone").field_id
     of = replace(of, sensitive={**of.sensitive, "dropped": [dropped]}, aliases={"old_phone": phone})
     with pytest.raises(SpecError, match="is dropped, but the table has the column"):
         land.stage([Record(f'{{{TS}, "phone": "{CANARY}"}}'.encode())], of)
@@ -274,7 +274,7 @@ def test_a_value_that_resembles_ours_is_not_kept(world: Callable[..., World]):
 def test_rows_of_parquet_are_refused(world: Callable[..., World], tmp_path: Path):
     land = world(spec_of({"email": "hash"}, {"email": "string"}))
     of = context(land)
-    schema = schema_to_pyarrow(iceberg.schema(land.spec))
+    schema = schema_to_pyarrow(iceberg.table_schema(land.spec))
     row = {"kafka_topic": "t", "kafka_partition": 0, "kafka_offset": 100, "email": CANARY}
     row["ts"] = row["kafka_timestamp"] = np.datetime64("2024-01-01", "us").item()
     path = tmp_path / "rows" / "some.parquet"
@@ -292,7 +292,7 @@ def test_tokens_and_hashes_are_of_one_text_each(one: str, other: str):
     assert (
         (secret.tokenize(one) == secret.tokenize(other))
         == (one == other)
-        == (secret.hashed(one) == secret.hashed(other))
+        == (secret.hash_text(one) == secret.hash_text(other))
     )
     with pytest.raises(ValueError, match="not a token of this secret"):
         Sealer(SECRET + "!").decrypt_token(secret.tokenize(one))
@@ -301,13 +301,13 @@ def test_tokens_and_hashes_are_of_one_text_each(one: str, other: str):
 @given(st.binary(max_size=200))
 def test_a_sealed_value_is_read_at_its_place_with_its_secret_alone(value: bytes):
     secret = Sealer(SECRET)
-    sealed = secret.sealed(value, "here")
-    assert secret.unsealed(sealed, "here") == value
+    sealed = secret.encrypt(value, "here")
+    assert secret.decrypt(sealed, "here") == value
     for wrong, place in ((secret, "there"), (Sealer(SECRET + "!"), "here")):
         with pytest.raises(SpecError, match="encrypted with a different secret"):
-            wrong.unsealed(sealed, place)
+            wrong.decrypt(sealed, place)
     with pytest.raises(SpecError, match="encrypted with a different secret"):
-        secret.unsealed(sealed[:-1], "here")
+        secret.decrypt(sealed[:-1], "here")
 
 
 def test_no_sensitive_field_lands_in_the_rest_however_its_name_is_written(world: Callable[..., World]):

@@ -18,7 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from frazil.ingest.contract import OffsetRange, Shuffle, TargetTable
 from frazil.ingest.parquet import FileLayout
-from frazil.ingest.shuffle import Parcel, Shuffler, unpacked
+from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
 
 SCHEMA = Schema(t.NestedField(1, "x", t.DoubleType()), t.NestedField(2, "n", t.LongType(), required=True))
 BY_X = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x"))
@@ -43,7 +43,7 @@ def sent(values: list[float | None], *, pieces: int = 1, shuffle: Shuffle = HOT)
 def by_writer(parcels: list[Parcel]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for parcel in parcels:
-        found[parcel.writer] += unpacked(parcel)["n"].to_pylist()
+        found[parcel.writer] += unpack_parcel(parcel)["n"].to_pylist()
     return found
 
 
@@ -75,4 +75,4 @@ def test_a_hot_partition_is_shared_by_its_writers() -> None:
 def test_a_parcel_keeps_the_schema_with_its_field_ids() -> None:
     _, [parcel] = sent([None])
     assert (parcel.task, parcel.rows) == (7, 1)
-    assert unpacked(parcel).schema.equals(LAYOUT.arrow_schema, check_metadata=True)
+    assert unpack_parcel(parcel).schema.equals(LAYOUT.arrow_schema, check_metadata=True)

@@ -18,7 +18,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
-from frazil.ingest.split import sort, split
+from frazil.ingest.partitioning import sort_rows, split_by_partition
 
 SCHEMA = Schema(
     t.NestedField(1, "row", t.LongType(), required=True),
@@ -111,7 +111,7 @@ def test_the_parts_are_the_input_and_each_row_has_its_parts_value(
     values = data.draw(rows_of(column))
     source = SCHEMA.find_field(column)
     spec = PartitionSpec(PartitionField(source.field_id, 1000, transform, "p"))
-    parts = list(split(table_of(column, values), SCHEMA, spec))
+    parts = list(split_by_partition(table_of(column, values), SCHEMA, spec))
     seen = [(row, comparable(part.values[0])) for part in parts for row in part.rows["row"].to_pylist()]
     assert sorted(seen, key=lambda pair: pair[0]) == [
         (row, expected_value(transform, column, value)) for row, value in enumerate(values)
@@ -124,13 +124,13 @@ def test_the_parts_are_the_input_and_each_row_has_its_parts_value(
 def test_a_table_of_one_value_is_not_copied() -> None:
     table = table_of("date", [date(2026, 1, 2)] * 5)
     spec = PartitionSpec(PartitionField(5, 1000, tr.MonthTransform(), "m"))
-    (part,) = split(table, SCHEMA, spec)
+    (part,) = split_by_partition(table, SCHEMA, spec)
     assert part.rows is table
 
 
 def test_an_unpartitioned_table_is_one_part() -> None:
     table = table_of("int", [1, 2, None])
-    (part,) = split(table, SCHEMA, PartitionSpec())
+    (part,) = split_by_partition(table, SCHEMA, PartitionSpec())
     assert part.values == ()
     assert part.rows is table
 
@@ -141,7 +141,7 @@ def test_several_fields_partition_together_and_one_may_be_nested() -> None:
     spec = PartitionSpec(
         PartitionField(16, 1000, tr.DayTransform(), "d"), PartitionField(1, 1001, tr.TruncateTransform(2), "r")
     )
-    parts = [(part.values, part.rows["row"].to_pylist()) for part in split(table, SCHEMA, spec)]
+    parts = [(part.values, part.rows["row"].to_pylist()) for part in split_by_partition(table, SCHEMA, spec)]
     first, second = (
         (moments[0] - datetime(1970, 1, 1, tzinfo=UTC)).days,
         (moments[1] - datetime(1970, 1, 1, tzinfo=UTC)).days,
@@ -171,7 +171,7 @@ def test_rows_sort_by_direction_with_nulls_and_nans_in_their_place(
         ),
         order_id=1,
     )
-    ordered = sort(table_of("double", values), SCHEMA, order)["row"].to_pylist()
+    ordered = sort_rows(table_of("double", values), SCHEMA, order)["row"].to_pylist()
     keys = [order_key(values[row], nulls_first=nulls_first, descending=descending) for row in ordered]
     assert sorted(ordered) == list(range(len(values)))
     assert keys == sorted(keys)
@@ -183,7 +183,7 @@ def test_rows_sort_by_direction_with_nulls_and_nans_in_their_place(
 def test_every_type_can_be_a_sort_key(column: str, data: st.DataObject) -> None:
     values = data.draw(rows_of(column))
     order = SortOrder(SortField(SCHEMA.find_field(column).field_id, tr.IdentityTransform()), order_id=1)
-    ordered = sort(table_of(column, values), SCHEMA, order)["row"].to_pylist()
+    ordered = sort_rows(table_of(column, values), SCHEMA, order)["row"].to_pylist()
     present = [comparable(values[row]) for row in ordered if values[row] is not None]
     nulls = len(values) - len(present)
     assert [values[row] for row in ordered[:nulls]] == [None] * nulls

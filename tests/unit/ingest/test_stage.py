@@ -26,7 +26,7 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import opened, parquet
+from frazil.ingest import parquet, stage_components
 from frazil.ingest import progress as reporter
 from frazil.ingest import stage as staging
 from frazil.ingest.binary_column import BinaryColumn
@@ -41,9 +41,9 @@ from frazil.ingest.contract import (
     StageTask,
     TargetTable,
 )
-from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.shuffle import Parcel
-from frazil.ingest.stage import Read, Suspect, read, stage, write
+from frazil.ingest.stage import PossibleRecordError, ReadResult, stage, stage_after_shuffle, stage_before_shuffle
 from frazil.spec import iceberg
 from frazil.spec.formats import JsonFormat
 from frazil.spec.model import StreamSpec
@@ -96,7 +96,7 @@ class World:
     """Number of writers that rows are shuffled to; 0: each task writes what it reads."""
 
     def context(self) -> StageContext:
-        schema = iceberg.schema(self.spec)
+        schema = iceberg.table_schema(self.spec)
         return StageContext(
             stream="s",
             epoch=1,
@@ -125,13 +125,13 @@ class World:
             for i in range(0, len(records), self.chunk_records)
         ]
         self.reader = FakeReader(chunks)
-        self.monkeypatch.setattr(opened, "kafka_reader", self.reader)
+        self.monkeypatch.setattr(stage_components, "create_kafka_reader", self.reader)
         task = StageTask(0, (of,))
         context = context or self.context()
         if self.writers and not context.files:
             try:
                 return self._shuffled(replace(context, shuffle=self._shuffle(context)), task)
-            except Suspect:
+            except PossibleRecordError:
                 for path in self.files():  # which the sweep of the batch finds
                     Path(path).unlink()
         return stage(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
@@ -144,14 +144,14 @@ class World:
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
         """Run two tasks before and after a shuffle; what is sent arrives in another order."""
-        sent = [*read(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
+        sent = [*stage_before_shuffle(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
         reported = sent.pop()
-        assert isinstance(reported, Read)
+        assert isinstance(reported, ReadResult)
         parcels = [p for p in reversed(sent) if isinstance(p, Parcel)]
         files = list(reported.result.files)
         for writer, rows in enumerate(reported.sent):
             mine = [p for p in parcels if p.writer == writer]
-            written = write(context, mine, writer=writer, attempt=0)
+            written = stage_after_shuffle(context, mine, writer=writer, attempt=0)
             assert written.received == ({task.index: rows} if rows else {})
             files += written.files
         return replace(reported.result, files=tuple(files))
@@ -214,7 +214,7 @@ def check(world: World, records: Sequence[Record], result: StageResult) -> tuple
         assert dead_letter["error_class"]
         assert dead_letter["error"]
     for file in result.files:
-        bounds(file, iceberg.schema(world.spec) if file.target == "main" else iceberg.DEAD_LETTER_SCHEMA)
+        bounds(file, iceberg.table_schema(world.spec) if file.target == "main" else iceberg.DEAD_LETTER_SCHEMA)
     (progress,) = result.progress
     assert (progress.records, progress.rejected) == (len(main), len(dead))
     assert sum(f.records for f in result.files) == len(records)
@@ -594,10 +594,10 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
     ]
     error = "half a pair: \ud800" + "\U0001f600" * 5000
 
-    def rejecting(chunk: Chunk) -> Decoded:
+    def rejecting(chunk: Chunk) -> DecodedChunk:
         rejections = [Rejection(i, "Odd\udfff", error) for i in range(len(chunk))]
-        empty = schema_to_pyarrow(iceberg.schema(world.spec), include_field_ids=True).empty_table()
-        return Decoded(empty, np.arange(0), rejections)
+        empty = schema_to_pyarrow(iceberg.table_schema(world.spec), include_field_ids=True).empty_table()
+        return DecodedChunk(empty, np.arange(0), rejections)
 
     monkeypatch.setattr(staging, "TargetDecoder", lambda _: rejecting)
     _, dead = check(world, records, world.stage(records))
@@ -727,7 +727,7 @@ def test_progress_that_cannot_be_reported_does_not_fail_the_task(
 ) -> None:
     world = make_world({"n": "long"})
     world.chunk_records = 1
-    monkeypatch.setattr(reporter, "REPORT_EVERY_S", -1.0)
+    monkeypatch.setattr(reporter, "REPORT_INTERVAL_S", -1.0)
 
     def unreachable(_: int) -> None:
         raise OSError(errno.EIO, "the state's folder is away")

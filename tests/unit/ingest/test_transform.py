@@ -19,16 +19,16 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import MissingExtra, SpecError
-from frazil.ingest import opened
+from frazil.ingest import stage_components
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
-from frazil.ingest.decode import Decoded
-from frazil.ingest.opened import open_decoder
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.stage import stage
-from frazil.ingest.transform_sql import checked, open_connection
+from frazil.ingest.stage_components import open_decoder
+from frazil.ingest.transform_sql import check_transform, open_connection
 from frazil.spec import iceberg
-from frazil.spec.formats import carried_format
+from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import current_transform, sensitive_fields
@@ -43,7 +43,7 @@ def stream(sql: str, fields: Any = FIELDS, **other: Any) -> StreamSpec:
 
 
 def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
 
     def target(name: str, of: Any, partitioning: Any, order: Any) -> TargetTable:
         forms = (one.model_dump_json() for one in (of, partitioning, order))
@@ -59,26 +59,26 @@ def context_of(spec: StreamSpec, folder: str = "") -> StageContext:
         epoch=1,
         batch=1,
         kafka={},
-        format=carried_format(spec.value_format),
+        format=dump_portable_format(spec.value_format),
         event_time_column=spec.event_time.column,
         coordinates=True,
         targets=targets,
         topic_ids={"t": "id"},
         units=spec.units,
         beside_value=spec.beside_value,
-        transform=checked(spec).transform,
+        transform=check_transform(spec).transform,
         sensitive=sensitive_fields(spec, schema, {}),
     )
 
 
-def transformed(spec: StreamSpec, values: Sequence[Any], **of_chunk: Any) -> Decoded:
+def transformed(spec: StreamSpec, values: Sequence[Any], **of_chunk: Any) -> DecodedChunk:
     chunk = Chunk.of_values([v if isinstance(v, bytes) else json.dumps(v).encode() for v in values])
-    return open_decoder(context_of(spec), iceberg.schema(spec))(replace(chunk, **of_chunk))
+    return open_decoder(context_of(spec), iceberg.table_schema(spec))(replace(chunk, **of_chunk))
 
 
 def refusal(sql: str, **other: Any) -> str:
     with pytest.raises(SpecError) as error:
-        checked(stream(sql, **other))
+        check_transform(stream(sql, **other))
     return str(error.value)
 
 
@@ -237,7 +237,7 @@ def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> Non
 
 def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_order() -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records")
-    decode = open_decoder(context_of(spec), iceberg.schema(spec))
+    decode = open_decoder(context_of(spec), iceberg.table_schema(spec))
     for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
         found = decode(Chunk.of_values([json.dumps({"txt": txt}).encode() for txt in texts]))
         assert found.kept.tolist() == kept
@@ -344,7 +344,7 @@ class Reader:
 
     def __init__(self, values: Sequence[bytes], size: int) -> None:
         whole = replace(Chunk.of_values(values), timestamps_ms=np.full(len(values), 1_767_225_600_000))
-        self._chunks = [whole.piece(at, at + size) for at in range(0, len(values), size)]
+        self._chunks = [whole.slice(at, at + size) for at in range(0, len(values), size)]
 
     def __enter__(self) -> Any:
         return self
@@ -357,7 +357,7 @@ class Reader:
 
 
 def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageResult:
-    monkeypatch.setattr(opened, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, len(values)),))
     context = StageContext.from_dict(context_of(spec, str(folder)).to_dict())
     return stage(context, task, attempt=0, on_progress=lambda _: None)
@@ -416,7 +416,7 @@ def test_lengths_within_each_other_are_limited_too(expression: str) -> None:
 
 def test_short_lengths_within_each_other_are_allowed() -> None:
     expression = "array_to_string(list_transform(tags, lambda x: lpad(x, 5, '0')), '') || repeat(lpad(txt, 10, '0'), 3)"
-    checked(stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"}))
+    check_transform(stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"}))
 
 
 def test_a_process_that_a_record_may_kill_transforms_in_another_one(
@@ -424,7 +424,7 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
 ) -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0")
     values = [json.dumps({"n": n, "txt": "x" if n == 2 else "1"}).encode() for n in range(4)]
-    monkeypatch.setattr(opened, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, 4),))
     (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1, on_progress=lambda _: None).progress
     assert (progress.records, progress.rejected, progress.dropped) == (2, 1, 1)
@@ -435,7 +435,7 @@ def test_rows_of_a_parquet_file_are_records_too() -> None:
     plain = Chunk.of_values([None] * 3)
     rows = pa.table({"n": [1, 0, 1], "txt": pa.array(["5", "6", "x"], pa.large_string())})
     chunk = RowChunk(plain.values, plain.keys, plain.range_index, plain.offsets, plain.timestamps_ms, rows)
-    found = open_decoder(context_of(spec), iceberg.schema(spec))(chunk)
+    found = open_decoder(context_of(spec), iceberg.table_schema(spec))(chunk)
     assert (found.rows.to_pylist(), found.dropped.tolist()) == ([{"a": 5}], [1])
     assert [r.index for r in found.rejections] == [2]
 
@@ -475,7 +475,7 @@ def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
 def test_a_star_of_something_else_than_records_is_refused(sql: str) -> None:
     fields = {"n": "long", "part": "struct<a: int>"}
     assert ".* is not possible" in refusal(sql, fields=fields, schema=fields)
-    assert checked(stream("SELECT r.* FROM records AS r", fields, schema=fields))
+    assert check_transform(stream("SELECT r.* FROM records AS r", fields, schema=fields))
 
 
 def test_records_without_any_field_are_counted_beside_fields_of_keys_too() -> None:

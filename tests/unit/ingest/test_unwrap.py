@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.formats import decoder, quoter
+from frazil.ingest.formats import create_decoder, create_quoter
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec import iceberg
-from frazil.spec.formats import plain_format
+from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_json_texts import AVRO, INNER, PROTO, avro, declared, decode, proto
 
@@ -45,7 +45,7 @@ def test_the_columns_are_taken_from_the_payload_and_each_error_names_its_column(
         (4, "MissingRequired", "payload: required, and missing or null"),
         (5, "MissingRequired", "payload: required, and missing or null"),
     ]
-    assert quoter(UNWRAP)(values[0], ["id"]) == "the number 1"
+    assert create_quoter(UNWRAP)(values[0], ["id"]) == "the number 1"
 
 
 def test_a_payload_within_lines_frames_and_fields_is_found() -> None:
@@ -77,10 +77,10 @@ def drift(
     **more: Any,
 ) -> SchemaDrift:  # fmt: skip
     spec = StreamSpec.model_validate(declared(columns, form, **more), by_alias=True, by_name=False)
-    table = iceberg.schema(spec)
+    table = iceberg.table_schema(spec)
     units = {table.find_field(name).field_id: unit for name, unit in spec.units.items()}
     filled = record_schema(table, spec.coordinates)
-    return decoder(plain_format(spec.value_format), filled, units, evolution)(Chunk.of_values(values)).drift
+    return create_decoder(dump_format(spec.value_format), filled, units, evolution)(Chunk.of_values(values)).drift
 
 
 def test_records_without_any_column_are_counted_with_some_names_of_their_fields() -> None:

@@ -25,10 +25,10 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrd
 
 import frazil.pyiceberg_fixes  # noqa: F401
 from frazil.errors import SpecError
-from frazil.ingest import write
+from frazil.ingest import table_writer
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.split import Part, split
-from frazil.ingest.write import TableWriter
+from frazil.ingest.partitioning import Part, split_by_partition
+from frazil.ingest.table_writer import TableWriter
 
 Commit = Callable[[Table, Sequence[StagedFile]], Table]
 MakeTable = Callable[..., Table]
@@ -257,7 +257,7 @@ def test_what_waits_in_memory_is_counted_as_it_is(
         writer.add(longs(ns, [f"{chunk:04d}{row:060d}" for row in range(5_000)]))
         held = pa.total_allocated_bytes() - before
         assert held <= 4 * bound
-        assert held <= 1.1 * writer._held or writer._open
+        assert held <= 1.1 * writer._held or writer._open_tables
     assert sum(f.records for f in writer.finish()) == 300_000
 
 
@@ -270,9 +270,9 @@ def test_tables_of_many_partition_values_are_split_together(
 
     def watched(rows: pa.Table, *arguments: Any) -> Iterator[Part]:
         split_rows.append(rows.num_rows)
-        return split(rows, *arguments)
+        return split_by_partition(rows, *arguments)
 
-    monkeypatch.setattr(write, "split", watched)
+    monkeypatch.setattr(table_writer, "split_by_partition", watched)
     for _ in range(20):
         writer.add(longs([n % 50 for n in range(1000)]))
     assert split_rows == [1000]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from frazil.errors import NO_RESTART, AccessDenied, KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import NO_RESTART_EXIT_CODES, AccessDenied, KafkaUnavailable, SpecError, TopicMissing
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.client import property_problems
 from frazil.spec.property_rules import JAVA_ONLY, SET_BY_FRAZIL
 from frazil.spec.topics import TopicPattern
@@ -23,7 +23,7 @@ UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
 
 def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaration() -> None:
     with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
-        KafkaOffsets(UNKNOWN, ["t"])
+        KafkaAdmin(UNKNOWN, ["t"])
     for reader in (ColumnReader, MessageReader):
         with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
             reader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
@@ -31,11 +31,11 @@ def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaratio
 
 def test_a_missing_topic_is_distinguished_from_brokers_that_are_away_and_is_waited_for() -> None:
     answer = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._as_frazil_error(answer, "describing")
     assert isinstance(found, TopicMissing)
     assert (found.exit_code, found.restartable) == (24, True)
-    assert found.exit_code not in NO_RESTART
+    assert found.exit_code not in NO_RESTART_EXIT_CODES
 
 
 def answer(error: int | None) -> Future[str]:
@@ -47,7 +47,7 @@ def answer(error: int | None) -> Future[str]:
 
 def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
     missing = KafkaError.UNKNOWN_TOPIC_OR_PART
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
         with pytest.raises(TopicMissing, match=r"has no topic a, c\. Create it"):
             offsets._descriptions({"c": answer(missing), "b": answer(None), "a": answer(missing)})
         with pytest.raises(KafkaException):
@@ -58,7 +58,7 @@ def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
 def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted, hidden = KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED
     found = {"a": answer(hidden), "b": answer(deleted), "c": answer(None), "d": answer(hidden)}
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:
         monkeypatch.setattr(offsets, "_describe_topics", lambda topics: {name: found[name] for name in topics})
         offsets.check_not_hidden(["b", "c"])
         with pytest.raises(AccessDenied, match=r"stream s, .*that it has read: a, d\. Grant Describe and Read"):
@@ -72,20 +72,20 @@ def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.
 
 
 def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(TimeoutError(), "describing")
     assert "got no answer within 2 s. Check" in str(found)
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT])
 def test_a_timeout_of_librdkafkas_own_reads_the_same(code: int) -> None:
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(code)), "describing")
     assert "got no answer within 2 s. Check" in str(found)
 
 
 def test_a_refusal_is_quoted_in_words() -> None:
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), "describing")
     assert "got no answer: Local: Broker transport failure. Check" in str(found)
 
@@ -109,7 +109,7 @@ def test_what_frazil_sets_is_known_to_librdkafka(key: str) -> None:
 def test_a_time_before_1970_is_no_name_of_an_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's -1 and -2, as timestamps, mean the newest and the oldest record."""
     requested: list[Any] = []
-    with KafkaOffsets({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
+    with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         monkeypatch.setattr(
             offsets, "_list_committed", lambda tps, spec: requested.append(spec) or dict.fromkeys(tps, 0)
         )

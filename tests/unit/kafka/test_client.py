@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from frazil.kafka import client as client_module
-from frazil.kafka.client import AdminClient, refusal
+from frazil.kafka.client import AdminClient, to_access_denied
 from tests.polling import eventually
 
 # A process of its own, for librdkafka would abort this one. The server accepts connections and answers nothing.
@@ -60,7 +60,7 @@ def test_a_client_that_is_collected_in_a_thread_of_its_own_is_destroyed_in_one_o
     ],
 )
 def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: str, check: str | None) -> None:
-    found = refusal(code, text, what="access to t", stream="flights", servers="kafka:9092")
+    found = to_access_denied(code, text, what="access to t", stream="flights", servers="kafka:9092")
     assert (found is None) == (check is None)
     if check is not None:
         said = str(found)

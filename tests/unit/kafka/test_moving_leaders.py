@@ -12,7 +12,7 @@ from confluent_kafka import cimpl
 from confluent_kafka.admin import AdminClient
 
 from frazil.errors import KafkaUnavailable
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.librdkafka import librdkafka
 
 pytestmark = pytest.mark.processes
@@ -71,7 +71,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Callable[[], int]) -> None:
-    with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
+    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         assert kafka.ends(PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
         for question, at_once, leader in ((kafka.ends, 1, 3), (kafka.earliest, 1, 1), (kafka.log_ends, 2, 3)):
             before = requested()
@@ -81,7 +81,7 @@ def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Ca
 
 
 def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, requested: Callable[[], int]) -> None:
-    with KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
+    with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         cluster.lead(1, NO_BROKER)
         found: list[dict[tuple[str, int], int]] = []
         waiting = threading.Thread(target=lambda: found.append(kafka.ends(PARTITIONS)))
@@ -96,7 +96,7 @@ def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, reques
 def test_a_partition_that_stays_without_a_leader_is_said(cluster: MockCluster) -> None:
     cluster.lead(1, NO_BROKER)
     with (
-        KafkaOffsets({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka,
+        KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka,
         pytest.raises(KafkaUnavailable, match=r"rides at .* got no answer: Broker: Leader not available\. Check"),
     ):
         kafka.ends(PARTITIONS)

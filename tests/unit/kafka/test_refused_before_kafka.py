@@ -19,7 +19,7 @@ from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.kafka.admin import KafkaOffsets
+from frazil.kafka.admin import KafkaAdmin
 from tests.secured_kafka import Authority, TokenServer
 
 READERS = {"columns": ColumnReader, "messages": MessageReader}
@@ -80,7 +80,7 @@ def error_of(asks: str, properties: dict[str, str], *, limit_s: float = 30) -> F
     properties = {"log_level": "0", **properties}
     with ExitStack() as end:
         if asks == "planner":
-            kafka = end.enter_context(KafkaOffsets(properties, ["t"], stream="flights", timeout_s=limit_s))
+            kafka = end.enter_context(KafkaAdmin(properties, ["t"], stream="flights", timeout_s=limit_s))
             ask: Callable[[], object] = kafka.describe
         else:
             ranges = [OffsetRange("t", 0, 0, 5)]

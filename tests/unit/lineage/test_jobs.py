@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from frazil.lineage import jobs as module
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals
-from frazil.lineage.jobs import Jobs, openlineage_jobs
+from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFacts, Totals
+from frazil.lineage.jobs import JobReporter, openlineage_jobs
 from tests.lineage_backend import tracing
 
 NOW = 1_800_000_000_000
@@ -25,14 +25,14 @@ class Backend:
     """What is sent, by job, through clients that fail or hang when told."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[str, State]] = []
+        self.sent: list[tuple[str, LineageState]] = []
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def connect(self, _: Settings, job: str) -> Any:
+    def connect(self, _: LineageSettings, job: str) -> Any:
         backend = self
 
         class Client:
-            def send(self, state: State, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
+            def send(self, state: LineageState, at_ms: int, reported: RunFacts) -> None:  # noqa: ARG002
                 backend.meanwhile()
                 backend.sent.append((job, state))
 
@@ -82,7 +82,7 @@ def test_three_hundred_runs_are_reported_twice_over_each_as_its_own() -> None:
                 run.started(NOW, RunFacts())
                 run.ended(NOW, RunFacts(error="it broke" if number == 7 else None))
     assert len(backend.sent) == 1_200
-    assert [one for one in backend.sent if one[1] is State.FAIL] == [("maintenance.t7", State.FAIL)] * 2
+    assert [one for one in backend.sent if one[1] is LineageState.FAIL] == [("maintenance.t7", LineageState.FAIL)] * 2
 
 
 def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end
             run.started(NOW, RunFacts())
             run.ended(NOW, RunFacts())
     # The first run is over when the second try of its start fails; the second is reported whole.
-    assert backend.sent == [("late", State.START), ("late", State.COMPLETE)]
+    assert backend.sent == [("late", LineageState.START), ("late", LineageState.COMPLETE)]
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
 
 
@@ -128,7 +128,7 @@ def test_a_client_that_is_not_installed_is_named_once(caplog: pytest.LogCaptureF
         raise ModuleNotFoundError("No module named 'openlineage'. Install frazil[lineage]")
 
     with openlineage_jobs(ON, connect=missing) as jobs:
-        assert isinstance(jobs, Jobs)
+        assert isinstance(jobs, JobReporter)
         run = jobs.run("aggregation.sales")
         run.started(NOW, RunFacts())
         run.ended(NOW, RunFacts())

@@ -11,11 +11,11 @@ from pyiceberg.table import Table
 from pyiceberg.types import StringType
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import Settled
+from frazil.commit.settle import SettleResult
 from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, TableEvolved
 from frazil.kafka.identity import SourceIdentity
-from frazil.lineage.client import Client
-from frazil.lineage.facts import Dataset, RunFacts, Settings, State, Totals, table_dataset
+from frazil.lineage.client import LineageClient
+from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFacts, Totals, table_dataset
 from frazil.lineage.stream import RETRY_INTERVAL_MS, StreamLineage
 from frazil.spec.load import validate_stream
 from frazil.table.catalogs import load_catalog
@@ -26,7 +26,7 @@ NOW = 1_800_000_000_000
 EVERY_MS = 900_000
 RUN_ID = "01941f29-7c00-7000-8000-000000000001"
 MARKER = Marker("ticks", BatchKey(4, 0), None, {("rides", 0): 10}, SourceIdentity("c", {}), snapshot_id=42)
-EPOCH = EpochBegan(4, MARKER, Settled())
+EPOCH = EpochBegan(4, MARKER, SettleResult())
 BATCH = BatchCommitted(BatchKey(4, 1), MARKER, 100, 3, 2, stage_s=2.0, commit_s=0.5, bytes=4_096)
 
 
@@ -46,13 +46,13 @@ def table(frazil_home: Path) -> Table:  # noqa: ARG001 - the embedded catalog's
 class Sent:
     """A client that keeps what it is given, and fails when told."""
 
-    events: list[tuple[State, int, Totals, str | None]] = field(default_factory=list)
+    events: list[tuple[LineageState, int, Totals, str | None]] = field(default_factory=list)
     inputs: tuple[Dataset, ...] = ()
     output: Dataset | None = None
     fails: bool = False
     closed: bool = False
 
-    def send(self, state: State, at_ms: int, reported: RunFacts) -> None:
+    def send(self, state: LineageState, at_ms: int, reported: RunFacts) -> None:
         if self.fails:
             raise OSError("no route to host")
         assert reported.totals is not None
@@ -63,14 +63,14 @@ class Sent:
         self.closed = True
 
     @property
-    def states(self) -> list[State]:
+    def states(self) -> list[LineageState]:
         return [state for state, *_ in self.events]
 
 
 class Bench:
     def __init__(self, table: Table, *, begins: bool = True) -> None:
         self.sent = Sent()
-        settings = Settings(on=True, every_ms=EVERY_MS)
+        settings = LineageSettings(on=True, every_ms=EVERY_MS)
         self.lineage = StreamLineage(
             "ticks", settings=settings, bootstrap="b1:9092,b2:9092", topics=["ticks"], connect=lambda: self.sent
         )
@@ -98,9 +98,9 @@ def test_a_run_starts_once_tells_its_totals_now_and_then_and_completes(table: Ta
     bench.lineage.ended(None, at_ms=NOW + EVERY_MS + 5)
     bench.lineage.write(NOW + EVERY_MS + 5)
     assert bench.sent.events == [
-        (State.START, NOW, Totals(0, 0, 0, 42), None),
-        (State.RUNNING, NOW + EVERY_MS, Totals(10_000, 409_600, 200, 42), None),
-        (State.COMPLETE, NOW + EVERY_MS + 5, Totals(10_100, 413_696, 202, 42), None),
+        (LineageState.START, NOW, Totals(0, 0, 0, 42), None),
+        (LineageState.RUNNING, NOW + EVERY_MS, Totals(10_000, 409_600, 200, 42), None),
+        (LineageState.COMPLETE, NOW + EVERY_MS + 5, Totals(10_100, 413_696, 202, 42), None),
     ]
     assert bench.sent.closed
     assert [(one.namespace, one.name) for one in bench.sent.inputs] == [
@@ -123,21 +123,21 @@ def test_a_second_epoch_of_the_process_is_the_same_run(table: Table) -> None:
     bench.passes(NOW)
     bench.record(EPOCH, BATCH)
     bench.passes(NOW + 60_000)
-    assert bench.sent.states == [State.START]
+    assert bench.sent.states == [LineageState.START]
 
 
 def test_a_quiet_stream_sends_nothing_more(table: Table) -> None:
     bench = Bench(table)
     bench.record(BATCH)
     bench.passes(NOW + 10 * EVERY_MS)
-    assert bench.sent.states == [State.START, State.RUNNING]
+    assert bench.sent.states == [LineageState.START, LineageState.RUNNING]
 
 
 def test_a_writer_that_fails_says_why(table: Table) -> None:
     bench = Bench(table)
     bench.lineage.ended("OffsetGap: records are gone", at_ms=NOW + 5)
     bench.lineage.write(NOW + 5)
-    assert bench.sent.states == [State.START, State.FAIL]
+    assert bench.sent.states == [LineageState.START, LineageState.FAIL]
     assert bench.sent.events[-1][-1] == "OffsetGap: records are gone"
 
 
@@ -161,8 +161,8 @@ def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
     bench.record(BATCH)
     bench.passes(NOW + 2 * EVERY_MS)
     assert [(state, totals.records) for state, _, totals, _ in bench.sent.events] == [
-        (State.START, 0),
-        (State.RUNNING, 200),
+        (LineageState.START, 0),
+        (LineageState.RUNNING, 200),
     ]
 
 
@@ -190,43 +190,43 @@ def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table:
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({}, Settings()),
-        ({"OPENLINEAGE_URL": ""}, Settings()),
-        ({"OPENLINEAGE_URL": "http://b:5000"}, Settings(on=True)),
-        ({"OPENLINEAGE_CONFIG": "x.yml", "OPENLINEAGE_DISABLED": "True"}, Settings()),
+        ({}, LineageSettings()),
+        ({"OPENLINEAGE_URL": ""}, LineageSettings()),
+        ({"OPENLINEAGE_URL": "http://b:5000"}, LineageSettings(on=True)),
+        ({"OPENLINEAGE_CONFIG": "x.yml", "OPENLINEAGE_DISABLED": "True"}, LineageSettings()),
         (
             {"OPENLINEAGE__TRANSPORT__TYPE": "http", "FRAZIL_LINEAGE_EVERY": "1m", "OPENLINEAGE_NAMESPACE": "team"},
-            Settings(on=True, every_ms=60_000, namespace="team"),
+            LineageSettings(on=True, every_ms=60_000, namespace="team"),
         ),
         (
             {"OPENLINEAGE_URL": "http://b:5000", "OPENLINEAGE_PARENT_ID": f"airflow/dag.task/{RUN_ID}"},
-            Settings(on=True, parent=("airflow", "dag.task", RUN_ID)),
+            LineageSettings(on=True, parent=("airflow", "dag.task", RUN_ID)),
         ),
     ],
 )
 def test_it_is_off_unless_openlineages_own_variables_name_a_backend(
-    environment: dict[str, str], expected: Settings
+    environment: dict[str, str], expected: LineageSettings
 ) -> None:
-    assert Settings.load(environment) == expected
+    assert LineageSettings.load(environment) == expected
 
 
 @pytest.mark.parametrize(("name", "value"), [("FRAZIL_LINEAGE_EVERY", "soon"), ("OPENLINEAGE_PARENT_ID", "dag")])
 def test_what_cannot_be_used_is_named_and_ends_nothing(name: str, value: str) -> None:
-    settings = Settings.load({"OPENLINEAGE_URL": "http://b:5000", name: value})
+    settings = LineageSettings.load({"OPENLINEAGE_URL": "http://b:5000", name: value})
     (problem,) = settings.problems
-    assert settings == Settings(on=True, problems=(problem,))
+    assert settings == LineageSettings(on=True, problems=(problem,))
     assert problem.startswith(f"{name} is {value!r}")
 
 
 def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(on=True, namespace="team", parent=("airflow", "dag.task", RUN_ID))
+    settings = LineageSettings(on=True, namespace="team", parent=("airflow", "dag.task", RUN_ID))
     output = Dataset("s3://lake", "demo/ticks", "demo.ticks", "http://catalog", (("ts", "timestamptz"),))
     with tracing(monkeypatch) as received:
-        client = Client(settings, "ticks")
+        client = LineageClient(settings, "ticks")
         inputs = (Dataset("kafka://b:9092", "rides"),)
-        client.send(State.START, NOW, RunFacts(inputs, output, Totals()))
+        client.send(LineageState.START, NOW, RunFacts(inputs, output, Totals()))
         reported = RunFacts(inputs, output, Totals(7, 8, 9, 42, {"inserted": 5, "stale": 2}), error="OffsetGap: gone")
-        client.send(State.FAIL, NOW, reported)
+        client.send(LineageState.FAIL, NOW, reported)
         client.close(1)
     started, failed = received
     assert (started["eventType"], failed["eventType"]) == ("START", "FAIL")

@@ -10,8 +10,16 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.maintenance.alert_rules import CLEARS_AT, Reading, readings
-from frazil.maintenance.alerts import AlertState, AlertStates, AlertStep, gone, mark_reported_together, step, unmeasured
+from frazil.maintenance.alert_rules import CLEAR_RATIO, Reading, evaluate_table_rules
+from frazil.maintenance.alerts import (
+    AlertState,
+    AlertStates,
+    AlertStep,
+    evaluate_alerts,
+    evaluate_unmeasured,
+    mark_reported_together,
+    resolve_all,
+)
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
@@ -37,11 +45,11 @@ def stream(**changes: Any) -> TableHealth:
 
 
 def reading(rule: str, found: TableHealth) -> Reading:
-    return next(r for r in readings(found, SETTINGS, now_ms=NOW_MS) if r.rule == rule)
+    return next(r for r in evaluate_table_rules(found, SETTINGS, now_ms=NOW_MS) if r.rule == rule)
 
 
 def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, str]:
-    return {r.rule: r.sentence for r in readings(found, settings, now_ms=NOW_MS) if r.is_beyond}
+    return {r.rule: r.sentence for r in evaluate_table_rules(found, settings, now_ms=NOW_MS) if r.is_beyond}
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
@@ -50,13 +58,13 @@ def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[Aler
     for number, value in enumerate(values):
         now_ms = NOW_MS + number * every_ms
         found = stream(lag=value, last_commit_at_ms=now_ms)
-        steps.append(step(states, found, SETTINGS, now_ms=now_ms))
+        steps.append(evaluate_alerts(states, found, SETTINGS, now_ms=now_ms))
         states = AlertStates.from_json(json.loads(json.dumps(steps[-1].states.to_json())))
         assert states == steps[-1].states
     return steps
 
 
-CLEAR = int(LIMIT * CLEARS_AT)
+CLEAR = int(LIMIT * CLEAR_RATIO)
 VALUES = st.lists(st.one_of(st.none(), st.integers(0, 2 * LIMIT)), max_size=30)
 
 
@@ -108,15 +116,15 @@ def test_an_alert_is_said_once_when_it_begins_and_once_when_it_is_over():
 
 def test_a_clock_that_was_put_back_does_not_keep_an_alert_from_firing():
     later = AlertStates({"manifests": AlertState(NOW_MS + 10 * HOLD, active=False)})
-    seen = step(later, health(manifests=101), SETTINGS, now_ms=NOW_MS)
-    assert step(seen.states, health(manifests=101), SETTINGS, now_ms=NOW_MS + HOLD).fired
+    seen = evaluate_alerts(later, health(manifests=101), SETTINGS, now_ms=NOW_MS)
+    assert evaluate_alerts(seen.states, health(manifests=101), SETTINGS, now_ms=NOW_MS + HOLD).fired
 
 
 def checks(*minutes: int) -> list[bool]:
     """Whether an alert whose value is always beyond its threshold has fired by then."""
     states, fired = AlertStates(), []
     for minute in minutes:
-        made = step(states, health(manifests=101), SETTINGS, now_ms=NOW_MS + minute * MINUTE_MS)
+        made = evaluate_alerts(states, health(manifests=101), SETTINGS, now_ms=NOW_MS + minute * MINUTE_MS)
         states = made.states
         fired.append(bool(made.active))
     return fired
@@ -140,7 +148,7 @@ def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_again():
 
 def test_states_that_an_earlier_version_remembered_are_read():
     old = AlertStates.from_json({"manifests": [NOW_MS, False], "snapshots": [NOW_MS, True]})
-    made = step(old, health(manifests=101, snapshots=2_001), SETTINGS, now_ms=NOW_MS + HOLD)
+    made = evaluate_alerts(old, health(manifests=101, snapshots=2_001), SETTINGS, now_ms=NOW_MS + HOLD)
     assert [a.rule for a in made.fired] == ["manifests"]
     assert {a.rule for a in made.active} == {"manifests", "snapshots"}
 
@@ -153,9 +161,9 @@ def test_the_version_before_can_read_the_states_of_alerts_that_were_reported_alo
 
 def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     active = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in ("manifests", "freshness:gone")})
-    made = step(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)
+    made = evaluate_alerts(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)
     assert ([a.rule for a in made.active], [a.rule for a in made.resolved]) == (["manifests"], ["freshness:gone"])
-    off = step(active, health(manifests=101), Maintenance(alerts=False), now_ms=NOW_MS)  # type: ignore[arg-type]
+    off = evaluate_alerts(active, health(manifests=101), Maintenance(alerts=False), now_ms=NOW_MS)  # type: ignore[arg-type]
     assert (len(off.resolved), off.active, off.states) == (2, (), AlertStates())
     assert "no longer watched" in off.resolved[0].sentence
 
@@ -166,7 +174,8 @@ def test_what_fires_beyond_what_a_user_can_follow_is_marked_until_it_is_over():
 
     def check(found: TableHealth, minutes: int) -> dict[str, AlertStep]:
         seen = {
-            name: step(before, found, SETTINGS, now_ms=NOW_MS + minutes * MINUTE_MS) for name, before in states.items()
+            name: evaluate_alerts(before, found, SETTINGS, now_ms=NOW_MS + minutes * MINUTE_MS)
+            for name, before in states.items()
         }
         marked = mark_reported_together(seen, 3)
         states.update({name: AlertStates.from_json(made.states.to_json()) for name, made in marked.items()})
@@ -179,9 +188,12 @@ def test_what_fires_beyond_what_a_user_can_follow_is_marked_until_it_is_over():
     fired = check(every, 10)
     assert flags(fired, "fired") == flags(fired, "active") == [True, True, True, False]
     assert flags(check(every, 15), "active") == [True, True, True, False]
-    lost = unmeasured(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS)
+    lost = evaluate_unmeasured(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS)
     assert [alert.alone for alert in lost.active] == [True, False]
-    assert [alert.alone for alert in gone(lost.states, "demo.t", "no stream declares it").resolved] == [True, False]
+    assert [alert.alone for alert in resolve_all(lost.states, "demo.t", "no stream declares it").resolved] == [
+        True,
+        False,
+    ]
     assert flags(check(WELL, 20), "resolved") == [True, True, True, False]
 
 
@@ -258,7 +270,7 @@ def test_a_lag_that_cannot_be_read_is_unknown_and_reported_where_its_alert_is_de
     assert "unmeasured:s" not in beyond(stream(lag=7), settings)
     assert "unmeasured:s" not in beyond(unknown, Maintenance()), "freshness reports it"
     before = AlertStates({"lag:s": AlertState(NOW_MS - 1, active=True)})
-    (active,) = (a for a in step(before, unknown, settings, now_ms=NOW_MS).active if a.rule == "lag:s")
+    (active,) = (a for a in evaluate_alerts(before, unknown, settings, now_ms=NOW_MS).active if a.rule == "lag:s")
     assert (active.value, active.sentence) == (
         "unknown", "the lag of stream s is unknown now: Kafka does not respond"
     )  # fmt: skip
@@ -271,7 +283,9 @@ def test_freshness_counts_from_the_last_time_at_which_no_record_waited_and_fires
     behind = stream(lag=5, last_commit_at_ms=NOW_MS - 9_000, caught_up_at_ms=NOW_MS - 16 * MINUTE_MS)
     said = beyond(behind, settings)["freshness:s"]
     assert "the oldest of 5 waiting records has waited for 16 min 0 s; the last commit was 9.0 s ago" in said
-    assert [alert.rule for alert in step(AlertStates(), behind, settings, now_ms=NOW_MS).fired] == ["freshness:s"]
+    assert [alert.rule for alert in evaluate_alerts(AlertStates(), behind, settings, now_ms=NOW_MS).fired] == [
+        "freshness:s"
+    ]
 
 
 def test_a_stream_that_lags_is_named_with_what_waits():

@@ -13,9 +13,9 @@ from frazil.maintenance.compaction import (
     MAX_BUSY_PIECES,
     CompactionPlan,
     LeftReason,
-    benefit,
     is_complete,
     plan_compaction,
+    removed_files_per_byte,
 )
 from frazil.maintenance.health import Deletes, PartitionFiles, TableHealth
 from frazil.spec.maintenance import Compaction
@@ -115,7 +115,7 @@ def test_the_bytes_of_a_run_are_within_the_budget_but_for_one_partition_or_file_
 @given(partitions(), settings)
 def test_complete_partitions_come_first_and_then_the_most_files_for_a_byte(found, wanted):
     made = plan(*found, settings=wanted)
-    order = [(not is_complete(r.partition, 100), -benefit(r)) for r in made.rewrites if not r.is_partial]
+    order = [(not is_complete(r.partition, 100), -removed_files_per_byte(r)) for r in made.rewrites if not r.is_partial]
     assert order == sorted(order)
 
 
@@ -286,8 +286,8 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtak
     assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
     assert [(left.partition.path, left.why) for left in made.left] == [("day=2", LeftReason.BUDGET)]
     assert (
-        made.sentence
-        == "a rewrite of 100 files of 10,000 bytes in 1 partition removes 90 files; partitions left: 1 (beyond the budget)"
+        made.sentence == "a rewrite of 100 files of 10,000 bytes in 1 partition removes 90 files; partitions left: "
+        "1 (beyond the budget)"
     )
 
 

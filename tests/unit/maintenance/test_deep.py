@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
 
-from frazil.commit.manifest_writing import Layout, write_added
+from frazil.commit.manifest_writing import ManifestLayout, write_added
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import Deletes, PartitionFiles
 from frazil.maintenance.tables import find_maintained
@@ -120,7 +120,7 @@ def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeS
     )  # fmt: skip
     deletes.spec_id = 0
     manifest = write_added(
-        [deletes], Layout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
+        [deletes], ManifestLayout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
         path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
     )  # fmt: skip
     first, second = partitions(made, manifest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from frazil.maintenance.due import TARGET_BYTES, Action, due
+from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, Action, find_due_actions
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
@@ -35,7 +35,7 @@ LARGE = TableHealth(
 
 
 def is_due(action: Action, **changes: Any) -> bool:
-    return due(dataclasses.replace(LARGE, **changes), SETTINGS, full_check_at=timedelta(0))[action].due
+    return find_due_actions(dataclasses.replace(LARGE, **changes), SETTINGS, full_check_at=timedelta(0))[action].due
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: Ma
 
 
 def test_manifests_of_specs_that_hide_one_another_are_checked_once_a_day() -> None:
-    full_and_tiny = {"manifests": 100, "manifests_bytes": 60 * TARGET_BYTES}
+    full_and_tiny = {"manifests": 100, "manifests_bytes": 60 * DEFAULT_MANIFEST_BYTES}
     assert sum(is_due(Action.MANIFESTS, at_ms=NOON_MS + n * HOUR_MS, **full_and_tiny) for n in range(24)) == 1
     assert is_due(Action.MANIFESTS, manifests=100, manifests_bytes=100)
     assert not is_due(Action.MANIFESTS, manifests=9, manifests_bytes=9, at_ms=NOON_MS + 12 * HOUR_MS)
@@ -102,5 +102,5 @@ def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], wo
 
 def test_a_user_who_reads_in_a_days_first_hour_is_not_reported_its_full_check() -> None:
     midnight = dataclasses.replace(LARGE, at_ms=NOON_MS + 12 * HOUR_MS)
-    assert due(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
-    assert not due(midnight, SETTINGS)[Action.COMPACTION].due
+    assert find_due_actions(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
+    assert not find_due_actions(midnight, SETTINGS)[Action.COMPACTION].due

@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import first_marker
 from frazil.kafka.identity import SourceIdentity
-from frazil.maintenance.expiry import ExpiryPlan, Pins, plan_expiry, unset_properties
+from frazil.maintenance.expiry import ExpiryPlan, Pins, find_missing_defaults, plan_expiry
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
@@ -299,9 +299,9 @@ def test_a_commit_that_does_not_say_which_windows_it_brings_is_kept_until_it_is_
 
 
 def test_what_nobody_has_set_of_the_metadata_files_is_set():
-    assert set(unset_properties(metadata([]))) == {
+    assert set(find_missing_defaults(metadata([]))) == {
         "write.metadata.delete-after-commit.enabled",
         "write.metadata.previous-versions-max",
     }
     mine = {"write.metadata.delete-after-commit.enabled": "false"}
-    assert unset_properties(metadata([], properties=mine)) == {"write.metadata.previous-versions-max": "100"}
+    assert find_missing_defaults(metadata([], properties=mine)) == {"write.metadata.previous-versions-max": "100"}

@@ -41,7 +41,7 @@ def test_all_spellings_of_a_path_are_one_place(data: st.DataObject, names: list[
     assert normalise_path(one) == normalise_path(other)
     assert normalise_path(one).path == "/" + "/".join(names)
     folder = normalise_path(data.draw(st.sampled_from(ROOTS[kind])) + "/".join(quote(n) for n in names[:-1]))
-    assert normalise_path(one).lies_in(folder)
+    assert normalise_path(one).is_inside(folder)
 
 
 @given(NAMES, NAMES, st.sampled_from(["/", "s3://bucket/"]))
@@ -56,7 +56,7 @@ def test_other_names_are_other_places(one: list[str], other: list[str], root: st
 def test_other_buckets_are_other_stores_with_the_same_path(one: str, other: str):
     assert normalise_path(one) != normalise_path(other)
     assert normalise_path(one).path == normalise_path(other).path
-    assert not normalise_path(one).lies_in(normalise_path(other))
+    assert not normalise_path(one).is_inside(normalise_path(other))
 
 
 def test_a_table_lies_not_in_one_whose_name_begins_its_own():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.lineage.facts import State
+from frazil.lineage.facts import LineageState
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending, Outcome, report_maintenance
@@ -40,7 +40,7 @@ def test_a_table_that_changed_is_input_and_output_of_a_run_that_says_what_was_do
     done = outcome(Action.COMPACTION, Ending.DONE, **{"files-removed": 9})
     reported(backend, done, outcome(Action.EXPIRY, Ending.SKIPPED))
     (started, _), (state, after) = backend.events
-    assert (backend.job, started, state) == ("maintenance.shop.sales", State.START, State.COMPLETE)
+    assert (backend.job, started, state) == ("maintenance.shop.sales", LineageState.START, LineageState.COMPLETE)
     snapshot = load_catalog(None).load_table("shop.sales").current_snapshot()
     assert snapshot is not None
     assert after.output is not None
@@ -60,7 +60,7 @@ def test_a_table_that_changed_is_input_and_output_of_a_run_that_says_what_was_do
 def test_an_action_that_failed_fails_the_run(backend: Backend) -> None:
     reported(backend, outcome(Action.COMPACTION, Ending.DONE), outcome(Action.EXPIRY, Ending.FAILED))
     state, after = backend.events[-1]
-    assert (state, after.error) == (State.FAIL, "expiry: expiry failed")
+    assert (state, after.error) == (LineageState.FAIL, "expiry: expiry failed")
     assert [one["action"] for one in after.actions] == ["compaction", "expiry"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.maintenance.due import TARGET_BYTES, plan_manifests
+from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, plan_manifests
 from frazil.spec.maintenance import Manifests
 
 
@@ -13,8 +13,8 @@ from frazil.spec.maintenance import Manifests
     [
         ({0: (9, 9)}, ()),
         ({0: (10, 10)}, (0,)),
-        ({0: (10, 5 * TARGET_BYTES)}, (0,)),
-        ({0: (10, 5 * TARGET_BYTES + 1)}, ()),
+        ({0: (10, 5 * DEFAULT_MANIFEST_BYTES)}, (0,)),
+        ({0: (10, 5 * DEFAULT_MANIFEST_BYTES + 1)}, ()),
         ({0: (1, 1), 1: (9, 9)}, (1,)),
         ({0: (6, 6), 1: (6, 6)}, (0, 1)),
         ({}, ()),

@@ -19,7 +19,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.lock import WriterLock
 from frazil.maintenance.health import RecentFiles, TableHealth
-from frazil.maintenance.measure import MAX_RECORDS, measure
+from frazil.maintenance.measure import MAX_COMMIT_RECORDS, measure
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
 from frazil.table.local_storage import LocalStore
@@ -100,14 +100,14 @@ def test_no_manifest_is_opened_and_reads_do_not_grow_with_the_table(made: MadeSt
     monkeypatch.setattr(LocalStore, "get", lambda store, path: (read.append(path), get(store, path))[1])
     catalog = load_catalog(None)
     counts = []
-    for batches in (MAX_RECORDS, 8):
+    for batches in (MAX_COMMIT_RECORDS, 8):
         land(made, batches)
         read.clear()
         measured(made, catalog=catalog)
         counts.append(len(read))
         assert not [path for path in read if "-m" in Path(path).name and path.endswith(".avro")]
     # metadata.json and the manifest list, each read once and asked once for its length, and the records
-    assert counts == [4 + MAX_RECORDS] * 2
+    assert counts == [4 + MAX_COMMIT_RECORDS] * 2
 
 
 def test_totals_that_no_summary_has_come_from_the_manifest_list(made: MadeStream):
@@ -164,14 +164,14 @@ def test_recent_files_are_those_of_the_newest_records_that_are_left(made: MadeSt
     assert first is not None
     assert first == RecentFiles(3, 6, measured(made).data_bytes, first.p10_bytes, 6)
     assert first.files_per_partition == 1
-    land(made, MAX_RECORDS)
+    land(made, MAX_COMMIT_RECORDS)
     assert (recent := measured(made).recent)
-    assert recent.commits == MAX_RECORDS
+    assert recent.commits == MAX_COMMIT_RECORDS
     marker = made.tables.marker()
     assert marker is not None
     Path(made.tables.journals.path(marker.at).removeprefix("file://")).unlink()
     assert (left := measured(made).recent)
-    assert left.commits == MAX_RECORDS - 1
+    assert left.commits == MAX_COMMIT_RECORDS - 1
 
 
 def test_a_stream_is_said_with_its_last_commit_and_watermark(made: MadeStream):

@@ -31,7 +31,7 @@ from frazil.errors import AccessDenied, SpecError
 from frazil.ingest.contract import RangeProgress
 from frazil.maintenance import orphan_cleanup, orphan_references
 from frazil.maintenance.orphan_cleanup import OrphanReport, clean_orphans
-from frazil.maintenance.outcomes import Ending, read_past
+from frazil.maintenance.outcomes import Ending, read_outcomes
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -173,12 +173,12 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     idle = world.clean()
     assert (idle.young, idle.waiting, idle.deleted) == (idle.young, 1, 0)
     assert "after the table's next commit" in idle.sentence
-    (nothing,) = read_past(world.made.tables.main.refresh())
+    (nothing,) = read_outcomes(world.made.tables.main.refresh())
     assert (nothing.ending, nothing.numbers["files-removed"]) == (Ending.DONE, 0), "a run is not told from no run"
     assert "1 wait for a run" in nothing.sentence
     world.commit()
     assert world.clean().deleted == 1
-    found_nothing, past = read_past(world.made.tables.main.refresh())
+    found_nothing, past = read_outcomes(world.made.tables.main.refresh())
     assert found_nothing == nothing
     assert (past.action, past.ending, past.numbers) == ("orphans", Ending.DONE, {"files-removed": 1, "bytes": 8})
     assert young.exists()
@@ -395,7 +395,7 @@ def test_a_batch_that_fails_ends_the_cleanup_which_says_what_it_did(world: World
         no = {path: AccessDenied(f"{path}: no") for path in of if path.endswith("3.parquet")}
         return no | real(self, [path for path in of if path not in no])
 
-    monkeypatch.setattr(orphan_cleanup, "BATCH", 2)
+    monkeypatch.setattr(orphan_cleanup, "FILES_PER_DELETION", 2)
     monkeypatch.setattr(LocalStore, "delete_each", refused)
     report = world.clean()
     assert (report.deleted, report.waiting) == (3, 3)

@@ -11,15 +11,15 @@ import pytest
 from frazil.maintenance.due import Action
 from frazil.maintenance.expiry import estimate_bytes
 from frazil.maintenance.outcomes import (
-    KEPT_MS,
+    MAX_AGE_MS,
     MAX_PER_KIND,
     MAX_SENTENCE_CHARACTERS,
     Ending,
     Outcome,
     PastOutcome,
-    read_past,
-    remember,
-    remember_outcomes,
+    load_and_store_outcomes,
+    read_outcomes,
+    store_outcomes,
 )
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
@@ -35,20 +35,22 @@ def outcome(at_ms: int, ending: Ending = Ending.DONE, action: str = "compaction"
 
 def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_not(made: MadeStream) -> None:
     table = made.tables.main.refresh()
-    remember(table, [outcome(NOW_MS), outcome(NOW_MS - KEPT_MS - 1), outcome(NOW_MS, Ending.SKIPPED)], now_ms=NOW_MS)
+    store_outcomes(
+        table, [outcome(NOW_MS), outcome(NOW_MS - MAX_AGE_MS - 1), outcome(NOW_MS, Ending.SKIPPED)], now_ms=NOW_MS
+    )
     failed = [outcome(NOW_MS + n, Ending.FAILED) for n in range(1, MAX_PER_KIND + 5)]
     for one in failed:
-        remember(table, [one], now_ms=one.at_ms)
-    assert read_past(table) == (outcome(NOW_MS), *failed[-MAX_PER_KIND:])
+        store_outcomes(table, [one], now_ms=one.at_ms)
+    assert read_outcomes(table) == (outcome(NOW_MS), *failed[-MAX_PER_KIND:])
 
 
 def test_a_long_sentence_is_cut(made: MadeStream) -> None:
     land(made, 1)
     found = Outcome("demo.made", Action.EXPIRY, Ending.FAILED, "x" * 9_999)
-    remember_outcomes(load_catalog(None), "demo.made", [found], now_ms=NOW_MS)
+    load_and_store_outcomes(load_catalog(None), "demo.made", [found], now_ms=NOW_MS)
     orphans = PastOutcome(NOW_MS, "orphans", Ending.REFUSED, "x" * 9_999)
-    remember(made.tables.main.refresh(), [orphans], now_ms=NOW_MS)
-    past = sorted(read_past(made.tables.main.refresh()), key=lambda one: one.action)
+    store_outcomes(made.tables.main.refresh(), [orphans], now_ms=NOW_MS)
+    past = sorted(read_outcomes(made.tables.main.refresh()), key=lambda one: one.action)
     assert [(one.action, len(one.sentence)) for one in past] == [
         ("expiry", MAX_SENTENCE_CHARACTERS),
         ("orphans", MAX_SENTENCE_CHARACTERS),
@@ -61,14 +63,16 @@ def test_what_others_left_there_is_passed_over_and_replaced(made: MadeStream, da
     file = Path(urlsplit(table.location()).path, "_frazil/_maintenance/past.json")
     file.parent.mkdir(parents=True)
     file.write_bytes(damage)
-    assert read_past(table) == ()
-    remember(table, [outcome(NOW_MS)], now_ms=NOW_MS)
-    assert read_past(table) == (outcome(NOW_MS),)
+    assert read_outcomes(table) == ()
+    store_outcomes(table, [outcome(NOW_MS)], now_ms=NOW_MS)
+    assert read_outcomes(table) == (outcome(NOW_MS),)
 
 
 @pytest.mark.usefixtures("made")
 def test_a_table_that_cannot_be_reached_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    remember_outcomes(load_catalog(None), "demo.gone", [Outcome("demo.gone", Action.EXPIRY, Ending.DONE, "")], now_ms=1)
+    load_and_store_outcomes(
+        load_catalog(None), "demo.gone", [Outcome("demo.gone", Action.EXPIRY, Ending.DONE, "")], now_ms=1
+    )
     assert "could not be stored" in caplog.text
 
 

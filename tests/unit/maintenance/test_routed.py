@@ -12,17 +12,17 @@ from pyiceberg.schema import Schema
 from frazil.commit.marker import read_marker
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
-from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.load import NotMadeByRoute
 from frazil.maintenance.measure import measure
-from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
+from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.routed import measure_due, route_tables
+from frazil.maintenance.routed import measure_due_table, route_tables
 from frazil.maintenance.tables import (
     TableKind,
     find_maintained,
+    group_by_session,
     maintained_tables,
-    maintained_together,
-    routes,
+    routes_by_name,
     template_table,
 )
 from frazil.table.catalogs import load_catalog
@@ -53,11 +53,11 @@ def test_the_tables_of_a_route_are_those_that_it_names_and_those_that_it_has_mad
     found = {table.name: table for table in route_tables(catalog, made.spec, specs)}
     assert list(found) == ["shop.orders", "shop.raw_a", "shop.raw_b", "shop.raw_others"]
     assert {table.kind for table in found.values()} == {TableKind.ROUTED}
-    with pytest.raises(MadeElsewhere, match="maintenance skips it"):
+    with pytest.raises(NotMadeByRoute, match="maintenance skips it"):
         measure(catalog, found["shop.raw_others"], now_ms=made.now_ms)
-    with pytest.raises(MadeElsewhere):
+    with pytest.raises(NotMadeByRoute):
         clean_orphans(catalog, found["shop.raw_others"], now_ms=made.now_ms)
-    with pytest.raises(MadeElsewhere):
+    with pytest.raises(NotMadeByRoute):
         MaintenancePlanner(catalog, found["shop.raw_others"], made.now_ms).expiry()
 
 
@@ -68,8 +68,8 @@ def test_what_the_declarations_name_is_reported_without_a_catalog() -> None:
         ("shop.other", TableKind.MAIN),
         ("shop.other_dead_letters", TableKind.DEAD_LETTERS),
     ]
-    assert list(maintained_together([spec])) == ["shop.other"], "the route has a turn of its own"
-    assert list(routes([spec])) == ["route of shop"]
+    assert list(group_by_session([spec])) == ["shop.other"], "the route has a turn of its own"
+    assert list(routes_by_name([spec])) == ["route of shop"]
     assert find_maintained([spec], "shop.raw_a").kind is TableKind.ROUTED
     for name in ("shop.raw_", "shop.a", "route of shop"):
         with pytest.raises(SpecError, match="no declared stream uses the table"):
@@ -111,7 +111,7 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
 def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
     catalog, later_ms = load_catalog(None), made.now_ms + 60_000
     evaluated = {
-        table.name: measure_due(catalog, table, actions=tuple(Action), now_ms=later_ms)
+        table.name: measure_due_table(catalog, table, actions=tuple(Action), now_ms=later_ms)
         for table in route_tables(catalog, made.spec, [made.spec])
     }
     a, b = evaluated["shop.raw_a"], evaluated["shop.raw_b"]
@@ -119,7 +119,7 @@ def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_m
     assert b is not None
     assert {Action.COMPACTION, Action.EXPIRY} <= set(a.reasons)
     assert Action.COMPACTION not in b.reasons
-    assert a.need > b.need
+    assert a.urgency > b.urgency
 
 
 def test_a_full_check_of_each_table_of_a_route_is_at_its_own_time_of_the_day() -> None:
@@ -145,7 +145,7 @@ def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRo
     waiting = made.batch({"main": 1, "shop.raw_a": 4})
     catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
     later_ms = made.now_ms + 48 * 3_600_000
-    report = clean_orphans(catalog, found, now_ms=later_ms, dry_run=True, neighbours=all_folders(catalog))
+    report = clean_orphans(catalog, found, now_ms=later_ms, dry_run=True, neighbours=load_all_folders(catalog))
     assert report.refused is None
     (file,) = waiting.staged_for("shop.raw_a")
     assert report.registered == 1

@@ -11,7 +11,7 @@ from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import growth_note, maintain, rewrite_ending
-from frazil.maintenance.spark_actions import LostRace, Rewritten, SparkFailed, SparkTable
+from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
@@ -21,15 +21,15 @@ from tests.unit.maintenance.day_by_day import land
 @pytest.mark.parametrize(
     ("done", "ending", "why"),
     [
-        (Rewritten(removed=3), Ending.DONE, "the files are gone"),
-        (Rewritten(removed=3, lost=("x",)), Ending.DONE, "another commit won: x"),
-        (Rewritten(lost=("x", "x")), Ending.GAVE_UP, "another commit won: x"),
-        (Rewritten(lost=("x",), failed=2), Ending.FAILED, "2 failed"),
-        (Rewritten(), Ending.FAILED, "does not find the files"),
-        (Rewritten(removed=3, errors=("no memory",)), Ending.FAILED, "no memory"),
+        (RewriteResult(removed=3), Ending.DONE, "the files are gone"),
+        (RewriteResult(removed=3, lost=("x",)), Ending.DONE, "another commit won: x"),
+        (RewriteResult(lost=("x", "x")), Ending.GAVE_UP, "another commit won: x"),
+        (RewriteResult(lost=("x",), failed=2), Ending.FAILED, "2 failed"),
+        (RewriteResult(), Ending.FAILED, "does not find the files"),
+        (RewriteResult(removed=3, errors=("no memory",)), Ending.FAILED, "no memory"),
     ],
 )
-def test_it_gives_up_only_where_another_commit_won(done: Rewritten, ending: Ending, why: str) -> None:
+def test_it_gives_up_only_where_another_commit_won(done: RewriteResult, ending: Ending, why: str) -> None:
     found, said = rewrite_ending(done)
     assert found is ending
     assert why in said
@@ -53,9 +53,11 @@ def test_a_compaction_that_takes_many_more_bytes_says_so(before: int, after: int
 def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts = iter([Rewritten(removed=4, added=1), SparkFailed("no memory"), LostRace("mine"), Rewritten(removed=2)])
+    parts = iter(
+        [RewriteResult(removed=4, added=1), SparkFailed("no memory"), LostRace("mine"), RewriteResult(removed=2)]
+    )
 
-    def rewrite(*_: object, **__: object) -> Rewritten:
+    def rewrite(*_: object, **__: object) -> RewriteResult:
         part = next(parts)
         if isinstance(part, Exception):
             raise part
@@ -63,7 +65,7 @@ def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
 
     monkeypatch.setattr(SparkTable, "_rewrite", rewrite)
     table = SparkTable(spark=None, table=None, java=None)  # type: ignore[arg-type]
-    assert table.rewrite([_InPart()] * 4, sort=False) == Rewritten(6, 1, lost=("mine",), errors=("no memory",))  # type: ignore[list-item]
+    assert table.rewrite([_InPart()] * 4, sort=False) == RewriteResult(6, 1, lost=("mine",), errors=("no memory",))  # type: ignore[list-item]
 
 
 def no_session() -> Any:
@@ -94,15 +96,15 @@ def test_a_piece_that_merges_overtake_is_tried_three_times(monkeypatch: pytest.M
         def refresh(self) -> None:
             self.refreshed += 1
 
-    lost = Rewritten(lost=("its commits failed",))
-    answers = iter([lost, LostRace("mine"), Rewritten(removed=4, added=1), lost, lost, lost])
+    lost = RewriteResult(lost=("its commits failed",))
+    answers = iter([lost, LostRace("mine"), RewriteResult(removed=4, added=1), lost, lost, lost])
     monkeypatch.setattr(SparkTable, "_rewrite", lambda *_, **__: _raised(next(answers)))
     table = SparkTable(spark=None, table=None, java=Java())  # type: ignore[arg-type]
-    assert table.rewrite([Piece(), Piece()], sort=False) == Rewritten(4, 1, lost=lost.lost)  # type: ignore[list-item]
+    assert table.rewrite([Piece(), Piece()], sort=False) == RewriteResult(4, 1, lost=lost.lost)  # type: ignore[list-item]
     assert table.java.refreshed == 4
 
 
-def _raised(answer: Rewritten | Exception) -> Rewritten:
+def _raised(answer: RewriteResult | Exception) -> RewriteResult:
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -16,7 +16,7 @@ import yaml
 from frazil.aggregate.due import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.journal import Journal
-from frazil.commit.reasons import Reason, count_reasons, parse_reasons, reasons_summary
+from frazil.commit.rejection_reasons import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -25,20 +25,20 @@ from frazil.host.local import LocalLauncher
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alert_rules import Reading
-from frazil.maintenance.alerts import AlertState, AlertStates, step_readings
+from frazil.maintenance.alerts import AlertState, AlertStates, evaluate_readings
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
-    flag,
+    evaluate_stream_rules,
+    fact_reading,
     held_reading,
     runs_reading,
-    stream_readings,
 )
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import CommitSums, Flow
 from frazil.status.state import State, StreamState, WriterProcess
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_800_000_000_000
@@ -49,7 +49,7 @@ STALL = Stall(StallKind.OFFSETS, NOW_MS, "s-3", "s-3 holds the offsets back: see
 
 
 def beyond(state: StreamState) -> dict[str, str]:
-    return {r.rule: r.sentence for r in stream_readings(state, ALERTS, now_ms=NOW_MS) if r.is_beyond}
+    return {r.rule: r.sentence for r in evaluate_stream_rules(state, ALERTS, now_ms=NOW_MS) if r.is_beyond}
 
 
 def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
@@ -59,7 +59,7 @@ def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
-    return stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+    return read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
 
 
 def landed(state: StreamState) -> tuple[int, int]:
@@ -97,7 +97,7 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
     found = beyond(state(**changes))
     assert set(found) == {rule}
     assert says in found[rule]
-    assert stream_readings(state(**changes), Alerts(enabled=False), now_ms=NOW_MS) == ()
+    assert evaluate_stream_rules(state(**changes), Alerts(enabled=False), now_ms=NOW_MS) == ()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_is_well_wanted_so_or_unknown_is_no_alert(changes: dict[str, Any]) 
 
 def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
     def share(records: int, rejected: int) -> float | None:
-        found = stream_readings(state(records=records, rejected=rejected), ALERTS, now_ms=NOW_MS)
+        found = evaluate_stream_rules(state(records=records, rejected=rejected), ALERTS, now_ms=NOW_MS)
         return next(r.value for r in found if r.rule == "dead-letters")
 
     assert (share(100, 50), share(99, 9), share(99, 0), share(0, 0)) == (50, None, 0, 0)
@@ -133,7 +133,9 @@ def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
 def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
     states, seen = AlertStates(), []
     for is_so in (True, True, False, False, True):
-        made = step_readings(states, "stream s", [flag("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS)
+        made = evaluate_readings(
+            states, "stream s", [fact_reading("declaration", is_so, "it is broken")], ALERTS, now_ms=NOW_MS
+        )
         states = AlertStates.from_json(json.loads(json.dumps(made.states.to_json())))
         seen.append((len(made.fired), len(made.active), len(made.resolved)))
     assert seen == [(1, 1, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0), (1, 1, 0)]
@@ -251,9 +253,9 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
     reported = []
     for minutes in (1, 4, 6, 61):
         now_ms = snapshot.timestamp_ms + minutes * MINUTE_MS
-        seen = stream_readings(observe(spec, now_ms=now_ms), alerts, now_ms=now_ms)
+        seen = evaluate_stream_rules(observe(spec, now_ms=now_ms), alerts, now_ms=now_ms)
         seen = tuple(r for r in seen if r.rule.startswith("dead-letters:"))
-        step = step_readings(states, "stream made", seen, alerts, now_ms=now_ms)
+        step = evaluate_readings(states, "stream made", seen, alerts, now_ms=now_ms)
         states = step.states
         reported.append(([a.sentence for a in step.fired], len(step.active), [a.sentence for a in step.resolved]))
     fired = (
@@ -263,7 +265,7 @@ def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_
     )
     over = "stream made: the alert dead-letters:TypeMismatch is over: 0 in 5 minutes, 0.0 % of the records"
     assert reported == [([fired], 1, []), ([], 1, []), ([], 0, [over]), ([], 0, [])]
-    undeclared = stream_readings(observe(spec, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
+    undeclared = evaluate_stream_rules(observe(spec, now_ms=snapshot.timestamp_ms), ALERTS, now_ms=NOW_MS)
     assert not [r for r in undeclared if r.rule.startswith("dead-letters:")]
 
 
@@ -312,8 +314,8 @@ def test_a_stall_is_known_while_its_writer_lives_and_an_alert_once_it_has_lasted
     states, fired = AlertStates(), []
     for minutes, stall in ((0, STALL), (1, STALL), (2, None)):
         now_ms = NOW_MS + minutes * MINUTE_MS
-        found = stream_readings(state(stall=stall), ALERTS, now_ms=now_ms)
-        made = step_readings(states, "stream s", found, ALERTS, now_ms=now_ms)
+        found = evaluate_stream_rules(state(stall=stall), ALERTS, now_ms=now_ms)
+        made = evaluate_readings(states, "stream s", found, ALERTS, now_ms=now_ms)
         states = made.states
         fired.append(([a.rule for a in made.active], [a.rule for a in made.resolved]))
     assert fired == [([], []), (["stall"], []), ([], ["stall"])]
@@ -324,7 +326,7 @@ def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold_because_
     holds = {
         one.rule: one.hold_ms
         for stall in (watermark, STALL)
-        for one in stream_readings(state(stall=stall), ALERTS, now_ms=NOW_MS)
+        for one in evaluate_stream_rules(state(stall=stall), ALERTS, now_ms=NOW_MS)
         if one.is_beyond and one.hold_ms is not None
         for one in [dataclasses.replace(one, rule=stall.kind)]
     }
@@ -336,7 +338,7 @@ def test_a_new_stream_has_time_for_its_first_writer_and_one_whose_end_is_unknown
     holds = [
         one.hold_ms
         for process in (WriterProcess(ProcessState.NEVER_LAUNCHED), ended, dataclasses.replace(ended, ended_at_ms=1))
-        for one in stream_readings(dataclasses.replace(state(alive=False), writer=process), ALERTS, now_ms=NOW_MS)
+        for one in evaluate_stream_rules(dataclasses.replace(state(alive=False), writer=process), ALERTS, now_ms=NOW_MS)
         if one.rule == "writer" and one.is_beyond
     ]
     assert holds == [15 * MINUTE_MS, MINUTE_MS, 0]
@@ -361,8 +363,8 @@ def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_s
     confirm_given_up("made", "l9", reason="5 crashes without one commit", table_fingerprint=None)
 
     def alerts_now() -> list[str]:
-        seen = stream_readings(observe(spec, now_ms=now_ms), ALERTS, now_ms=now_ms)
-        fired = step_readings(AlertStates(), "stream made", seen, ALERTS, now_ms=now_ms).fired
+        seen = evaluate_stream_rules(observe(spec, now_ms=now_ms), ALERTS, now_ms=now_ms)
+        fired = evaluate_readings(AlertStates(), "stream made", seen, ALERTS, now_ms=now_ms).fired
         return [alert.sentence for alert in fired if alert.rule == "writer"]
 
     (sentence,) = alerts_now()
@@ -387,8 +389,8 @@ def test_no_alert_of_a_stream_is_over_while_its_table_or_its_run_folder_cannot_b
 
     monkeypatch.setattr("frazil.status.table.load_stream_table", refuse)
     monkeypatch.setattr(LocalLauncher, "observe", refuse)
-    seen = stream_readings(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
-    step = step_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)
+    seen = evaluate_stream_rules(observe(spec, now_ms=NOW_MS), ALERTS, now_ms=NOW_MS)
+    step = evaluate_readings(before, "stream made", seen, ALERTS, now_ms=NOW_MS)
 
     assert step.resolved == ()
     assert {alert.rule: "is unknown now" in alert.sentence for alert in step.active} == dict.fromkeys(rules, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.maintenance.tables import maintained_tables, maintained_together
+from frazil.maintenance.tables import group_by_session, maintained_tables
 from frazil.spec.load import load_streams
 
 STREAM = """
@@ -27,7 +27,7 @@ def test_every_maintained_table_shares_a_session_with_its_dead_letters_and_is_in
     ):
         (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name, table=table, dead_letters=dead_letters))
     specs = load_streams(tmp_path).values()
-    together = maintained_together(specs)
+    together = group_by_session(specs)
     assert {name: [table.name for table in tables] for name, tables in together.items()} == {
         "demo.t": ["demo.t", "demo.own", "demo.shared"],
         "demo.u": ["demo.u"],
@@ -40,4 +40,4 @@ def test_every_maintained_table_shares_a_session_with_its_dead_letters_and_is_in
 
 
 def test_no_stream_has_no_table() -> None:
-    assert maintained_together([]) == {}
+    assert group_by_session([]) == {}

@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from frazil.maintenance.busy_partitions import busy_partitions
-from frazil.maintenance.deep import _sum_of_deletes
+from frazil.maintenance.busy_partitions import find_busy_partitions
+from frazil.maintenance.deep import _add_deletes
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
@@ -67,7 +67,7 @@ def test_what_merges_write_in_place_of_other_files_is_no_growth(world: UpsertWor
 def deletes(world: UpsertWorld) -> Deletes:
     """Deletes of all partitions."""
     partitions = measured(world, deep=True).partitions or ()
-    return reduce(_sum_of_deletes, (p.deletes for p in partitions))
+    return reduce(_add_deletes, (p.deletes for p in partitions))
 
 
 def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorld):
@@ -105,7 +105,7 @@ def test_delete_files_whose_data_file_is_gone_are_found(world: UpsertWorld):
 
 def busy(world: UpsertWorld, *, later_ms: int = 0) -> set[object]:
     """The values of busy partitions, which are buckets."""
-    found = busy_partitions(world.load(), maintained(), now_ms=world.clock_ms + later_ms)
+    found = find_busy_partitions(world.load(), maintained(), now_ms=world.clock_ms + later_ms)
     assert found <= {p.key for p in measured(world, deep=True).partitions or ()}
     return {values[0] for _, values in found}
 
@@ -136,7 +136,7 @@ def test_partitions_are_held_that_the_newest_batches_changed_and_those_of_batche
 def test_no_partition_of_a_table_is_busy_that_no_stream_merges_into(world: UpsertWorld):
     merge_batches(world, "auto", 1)
     appended = SPEC.model_copy(update={"mode": "append"})
-    assert not busy_partitions(world.load(), find_maintained([appended], world.table), now_ms=world.clock_ms)
+    assert not find_busy_partitions(world.load(), find_maintained([appended], world.table), now_ms=world.clock_ms)
 
 
 def paths_in(delete_file: str) -> list[str]:

@@ -17,12 +17,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyroaring import BitMap64
 
-from frazil.commit.mode import UPSERTS
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
-from frazil.ingest.write import TableWriter, file_namer
-from frazil.merge.contract import Counts, DeleteFile, MergeContext, MergeResult, MergeRules, MergeTask, TableFile
-from frazil.merge.task import merge
+from frazil.ingest.table_writer import TableWriter, file_namer
+from frazil.merge.contract import DeleteFile, MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
+from frazil.merge.task import run_merge_task
 
 Row = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ class MadeTable:
             2**27,
         )
         self.changes = dataclasses.replace(
-            UPSERTS.staging_target(self.target, self.rules.key), folder=str(self.folder / "new")
+            UPSERT_MODE.staging_target(self.target, self.rules.key), folder=str(self.folder / "new")
         )
 
     def land(self, rows: Sequence[Row]) -> None:
@@ -57,7 +57,7 @@ class MadeTable:
         self.files += [_table_file(file) for file in self._write(self.target, rows)]
 
     def stage(self, changes: Sequence[Row]) -> list[StagedFile]:
-        plain = {CHANGE: UPSERT, KEPT: None, "kafka_topic": "t", "kafka_partition": 0, "kafka_timestamp": None}
+        plain = {CHANGE: UPSERT, KEPT_COLUMNS: None, "kafka_topic": "t", "kafka_partition": 0, "kafka_timestamp": None}
         return self._write(self.changes, [{**plain, "kafka_offset": n, **row} for n, row in enumerate(changes)])
 
     def _write(self, target: TargetTable, rows: Sequence[Row]) -> list[StagedFile]:
@@ -66,7 +66,7 @@ class MadeTable:
         writer.add(pa.Table.from_pylist([{f.name: row.get(f.name) for f in schema} for row in rows], schema=schema))
         return writer.finish()
 
-    def merge(self, staged: Sequence[StagedFile], tasks: int = 1, *, alone: bool = False) -> Counts:
+    def merge(self, staged: Sequence[StagedFile], tasks: int = 1, *, alone: bool = False) -> MergeCounts:
         """Merge with that many tasks that have all changes and a share of the files, and one more that inserts.
 
         With `alone`, each partition has a task that inserts too.
@@ -88,13 +88,13 @@ class MadeTable:
             matched = BitMap64.union(*(BitMap64.deserialize(r.matched) for r in self.last)) if self.last else BitMap64()
             self._run(context, MergeTask(tasks, paths, (), inserts=True, matched=matched.serialize()))
         self._apply()
-        total = Counts()
+        total = MergeCounts()
         for result in self.last:
             total += result.counts
         return total
 
     def _run(self, context: MergeContext, task: MergeTask) -> None:
-        self.last.append(MergeResult.from_json(merge(context, MergeTask.from_json(task.to_json())).to_json()))
+        self.last.append(MergeResult.from_json(run_merge_task(context, MergeTask.from_json(task.to_json())).to_json()))
 
     def _apply(self) -> None:
         for result in self.last:

@@ -21,11 +21,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
 from frazil.merge.changes import find_newest_changes
-from frazil.merge.contract import Counts, DeleteFile, MergeRules, RowRemoval, TableFile
+from frazil.merge.contract import DeleteFile, MergeCounts, MergeRules, RowRemoval, TableFile
 from frazil.merge.locate import KeyIndex, locate_rows
-from frazil.merge.table_files import Reader
+from frazil.merge.table_files import TableFileReader
 from tests.unit.merge.made_table import MadeTable, Row, deleted
 
 SCHEMA = Schema(
@@ -47,7 +47,7 @@ class Model:
         self.order_by = order_by
         self.rows: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def merge(self, changes: Sequence[Row]) -> Counts:
+    def merge(self, changes: Sequence[Row]) -> MergeCounts:
         counts = {"superseded": 0, "stale": 0, "unchanged": 0, "deleted": 0, "updated": 0, "inserted": 0}
         newest: dict[tuple[Any, ...], Row] = {}
         self.cut: set[tuple[Any, ...]] = set()
@@ -66,17 +66,19 @@ class Model:
                 newest[key] = self._batches_after(newest.get(key), change)
         for key, change in newest.items():
             counts[self._one(key, change)] += 1
-        return Counts(**counts)
+        return MergeCounts(**counts)
 
     def _batches_after(self, before: Row | None, change: Row) -> Row:
         """A change with what the one before it tells about the columns that it keeps."""
-        if before is None or not change.get(KEPT):
+        if before is None or not change.get(KEPT_COLUMNS):
             return change
         if before.get(CHANGE) == DELETE:
-            return {**change, KEPT: None}
+            return {**change, KEPT_COLUMNS: None}
         names = {field.field_id: field.name for field in SCHEMA.fields}
-        reported = {names[i]: before[names[i]] for i in change[KEPT] if i not in (before.get(KEPT) or ())}
-        return {**change, **reported, KEPT: [i for i in change[KEPT] if names[i] not in reported]}
+        reported = {
+            names[i]: before[names[i]] for i in change[KEPT_COLUMNS] if i not in (before.get(KEPT_COLUMNS) or ())
+        }
+        return {**change, **reported, KEPT_COLUMNS: [i for i in change[KEPT_COLUMNS] if names[i] not in reported]}
 
     def _is_bare(self, change: Row) -> bool:
         return bool(self.order_by) and change.get(CHANGE) == DELETE and change.get(str(self.order_by)) is None
@@ -91,7 +93,7 @@ class Model:
             return "stale"
         if change.get(CHANGE) == DELETE:
             return "unchanged" if self.rows.pop(key, None) is None else "deleted"
-        kept = {field.name for field in SCHEMA.fields if field.field_id in (change.get(KEPT) or ())}
+        kept = {field.name for field in SCHEMA.fields if field.field_id in (change.get(KEPT_COLUMNS) or ())}
         new = {f.name: (row or {}).get(f.name) if f.name in kept else change.get(f.name) for f in SCHEMA.fields}
         self.rows[key] = new
         return "inserted" if row is None else "unchanged" if repr(row) == repr(new) else "updated"
@@ -113,22 +115,22 @@ VALUES = st.fixed_dictionaries(
         "price": st.sampled_from([None, 1.0, 2.0, float("nan")]),
         "tags": st.sampled_from([None, [], ["x"], ["x", None]]),
         CHANGE: st.sampled_from([0, 0, 0, DELETE]),
-        KEPT: st.sampled_from([None, None, [], [4], [4, 5]]),
+        KEPT_COLUMNS: st.sampled_from([None, None, [], [4], [4, 5]]),
     }
 )
 
 
 def without_kept(change: dict[str, Any]) -> dict[str, Any]:
     """What a change keeps, it does not tell; nor does a delete tell anything but its key and its order."""
-    kept = {field.name for field in SCHEMA.fields if field.field_id in (change[KEPT] or ())}
+    kept = {field.name for field in SCHEMA.fields if field.field_id in (change[KEPT_COLUMNS] or ())}
     if change[CHANGE] == DELETE:
         kept |= {"price", "tags"}
     return {name: None if name in kept else value for name, value in change.items()}
 
 
 BATCHES = st.lists(st.lists(VALUES.map(without_kept), max_size=12), min_size=1, max_size=5)
-FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHANGE: 0, KEPT: None}
-KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, KEPT: [4, 5]}]]
+FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHANGE: 0, KEPT_COLUMNS: None}
+KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, KEPT_COLUMNS: [4, 5]}]]
 
 
 @settings(max_examples=max(20, settings().max_examples // 4))
@@ -147,7 +149,7 @@ def test_the_table_has_what_a_dictionary_has(
             assert sum(vars_of(counts)) == len(batch)
 
 
-def vars_of(counts: Counts) -> list[int]:
+def vars_of(counts: MergeCounts) -> list[int]:
     return [counts.inserted, counts.updated, counts.deleted, counts.stale, counts.superseded, counts.unchanged]
 
 
@@ -158,14 +160,14 @@ def rows(count: int, **more: Any) -> list[dict[str, Any]]:
 def test_nothing_to_merge_makes_nothing(tmp_path: Path) -> None:
     table = made(tmp_path)
     table.land(rows(10))
-    assert table.merge([]) == Counts()
+    assert table.merge([]) == MergeCounts()
     assert [r.files for r in table.last] == [(), ()]
 
 
 @pytest.mark.parametrize("how", HOWS)
 def test_one_key_many_times_is_one_row(tmp_path: Path, how: RowRemoval) -> None:
     table = made(tmp_path, how, order_by=None)
-    assert table.merge(table.stage([{"id": 1, "part": "a", "version": n} for n in range(50_000)])) == Counts(
+    assert table.merge(table.stage([{"id": 1, "part": "a", "version": n} for n in range(50_000)])) == MergeCounts(
         inserted=1, superseded=49_999
     )
     assert [row["version"] for row in table.rows()] == [49_999]
@@ -176,7 +178,7 @@ def test_a_file_that_all_rows_leave_is_replaced_by_nothing(tmp_path: Path) -> No
         table = made(tmp_path / how, how)
         table.land(rows(5))
         counts = table.merge(table.stage([deleted(id=n, part="a", version=2) for n in range(5)]))
-        assert counts == Counts(deleted=5)
+        assert counts == MergeCounts(deleted=5)
         assert table.files == []
 
 
@@ -210,7 +212,7 @@ def test_stale_and_unchanged_changes_write_nothing(tmp_path: Path) -> None:
     table = made(tmp_path, "copy-on-write")
     table.land(rows(10))
     changes = [{**rows(10)[n], "version": 1 if n % 2 else 0, "price": 1.0} for n in range(10)]
-    assert table.merge(table.stage(changes)) == Counts(stale=5, unchanged=5)
+    assert table.merge(table.stage(changes)) == MergeCounts(stale=5, unchanged=5)
     assert all(not result.files for result in table.last)
 
 
@@ -293,7 +295,7 @@ def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Pa
     table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
     (file,) = table.files
     pq.write_table(pq.read_table(file.path), file.path, row_group_size=100)
-    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    reader = TableFileReader(load_file_io({}, location=str(tmp_path)), {})
     (staged,) = table.stage([{"id": n, "part": "a", "version": 2} for n in wanted])
     changes = reader.read_rows(staged.path, Schema.model_validate_json(table.changes.schema_json))
     index = KeyIndex(find_newest_changes(changes, table.rules, {}), KEY)
@@ -309,7 +311,7 @@ def test_row_groups_without_statistics_or_with_others_are_all_searched(tmp_path:
     table = made(tmp_path)
     table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
     path, keys = table.files[0].path, SCHEMA.select(*KEY)
-    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    reader = TableFileReader(load_file_io({}, location=str(tmp_path)), {})
     pq.write_table(pq.read_table(path), path, row_group_size=500, write_statistics=False)
     with reader.open(path) as data:
         assert data.may_hold(keys, {"id": (2_000, 2_000)}) == [0, 1]
@@ -322,7 +324,7 @@ def test_row_groups_without_statistics_or_with_others_are_all_searched(tmp_path:
 
 def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
     path, paths = str(tmp_path / "deletes.parquet"), ["c", "a", "b", "a", "c", "a"]
-    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    reader = TableFileReader(load_file_io({}, location=str(tmp_path)), {})
     rows = pa.table({"file_path": paths, "pos": pa.array(range(6), pa.int64())})
     pq.write_table(rows, path)
     shared = DeleteFile(path, 6, alone=False)
@@ -330,7 +332,7 @@ def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
     assert found == {"a": [1, 3, 5], "b": [2], "c": [0, 4], "d": []}
     assert reader.rows_read == 6
     pq.write_table(rows.slice(0, 0), path)
-    reader = Reader(load_file_io({}, location=str(tmp_path)), {})
+    reader = TableFileReader(load_file_io({}, location=str(tmp_path)), {})
     assert reader.deleted_positions(TableFile("a", 9, 9, 0, (), (shared,))).tolist() == []
 
 
@@ -390,6 +392,6 @@ def test_a_value_that_was_sent_after_a_delete_without_an_order_replaces_that_of_
     table = made(tmp_path)
     (row,) = rows(1, version=9, price=5.0)
     table.merge(table.stage([row]))
-    later = {**row, "version": 2, "price": None, KEPT: [SCHEMA.find_field("price").field_id]}
+    later = {**row, "version": 2, "price": None, KEPT_COLUMNS: [SCHEMA.find_field("price").field_id]}
     table.merge(table.stage([bare(), {**row, "version": 1, "price": 2.0}, later]))
     assert [(one["version"], one["price"]) for one in table.rows()] == [(2, 2.0)]

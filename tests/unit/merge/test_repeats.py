@@ -18,9 +18,9 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from pyroaring import BitMap64
 
 from frazil.merge.contract import DeleteFile, MergeContext, MergeRules, MergeTask
-from frazil.merge.repeats import _rank_rows, repeats_in_batch, repeats_of_table
+from frazil.merge.repeats import _rank_rows, find_repeats_in_batch, find_repeats_of_table
 from frazil.merge.table_files import write_position_deletes
-from frazil.merge.task import merge
+from frazil.merge.task import run_merge_task
 from tests.unit.merge.made_table import MadeTable
 from tests.unit.merge.test_dead_letters import COORDINATES
 
@@ -42,22 +42,22 @@ def test_of_near_rows_of_a_key_the_first_in_order_is_kept(rows, within, seed):
         expected[place] = any(k == key and abs(t - time) <= within for k, t in kept)
         if not expected[place]:
             kept.append((key, time))
-    found = repeats_in_batch(*columns(rows), np.array(order, np.int64), within_us=within)
+    found = find_repeats_in_batch(*columns(rows), np.array(order, np.int64), within_us=within)
     assert found.tolist() == expected
 
 
 @given(rows=small, table=small, within=st.integers(0, 12))
 def test_a_row_repeats_any_row_of_the_table_that_is_near(rows, table, within):
     expected = [any(k == key and abs(t - time) <= within for k, t in table) for key, time in rows]
-    assert repeats_of_table(*columns(rows), *columns(table), within_us=within).tolist() == expected
+    assert find_repeats_of_table(*columns(rows), *columns(table), within_us=within).tolist() == expected
 
 
 @pytest.mark.parametrize(("one", "other"), [(-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))])
 def test_no_distance_overflows(one: int, other: int) -> None:
     times = np.array([one, other], np.int64)
     same = np.zeros(2, np.int64)
-    assert repeats_in_batch(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
-    assert not repeats_of_table(same[:1], times[:1], same[1:], times[1:], within_us=10**15).any()
+    assert find_repeats_in_batch(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
+    assert not find_repeats_of_table(same[:1], times[:1], same[1:], times[1:], within_us=10**15).any()
 
 
 def placed(*rows: tuple[int, int, int | None]) -> pa.Table:
@@ -96,5 +96,5 @@ def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> Non
     file = dataclasses.replace(file, deletes=(DeleteFile(deletes.path, 2, alone=True),))
     table.land([{**row, "kafka_topic": "t", "kafka_partition": 0, "kafka_offset": row["id"]} for row in rows])
     context = MergeContext("s", table.rules, dataclasses.replace(table.target, content="candidates"), table.target)
-    found = merge(context, MergeTask(0, (table.files[1].path,), (file,), inserts=False))
+    found = run_merge_task(context, MergeTask(0, (table.files[1].path,), (file,), inserts=False))
     assert list(BitMap64.deserialize(found.matched)) == [0, 1, 3, 5]

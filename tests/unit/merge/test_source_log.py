@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
-from frazil.ingest.changes import CHANGE, DELETE, KEPT
-from frazil.merge.contract import Counts, MergeRules
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS
+from frazil.merge.contract import MergeCounts, MergeRules
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_envelope import ROW, SOURCE, SPEC, decode, event
@@ -25,7 +25,7 @@ HOURS = 7200
 LONG_STATEMENT = 600
 MYSQL = {"version": "3.6", "connector": "mysql", "name": "shop", "snapshot": "false", "db": "shop", "table": "orders",
          "server_id": 1, "gtid": None, "row": 0}  # fmt: skip
-SCHEMA = Schema(*iceberg.schema(StreamSpec.model_validate(SPEC)).fields)
+SCHEMA = Schema(*iceberg.table_schema(StreamSpec.model_validate(SPEC)).fields)
 
 Change = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Captured:
 
     def __init__(self, folder: Path) -> None:
         self.table = MadeTable(folder, SCHEMA, MergeRules(("id",), "place", by_position=True))
-        self.counts, self._offset = Counts(), 0
+        self.counts, self._offset = MergeCounts(), 0
 
     def batch(self, events: Sequence[Change]) -> None:
         decoded = decode(list(events))
@@ -66,7 +66,7 @@ class Captured:
         return row["name"]
 
 
-def captured(batches: Sequence[Sequence[Change]]) -> tuple[str | None, Counts]:
+def captured(batches: Sequence[Sequence[Change]]) -> tuple[str | None, MergeCounts]:
     with TemporaryDirectory() as folder:
         made = Captured(Path(folder))
         for batch in batches:
@@ -224,7 +224,7 @@ def test_positions_of_earlier_versions_are_below_those_of_the_same_event() -> No
     assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}"
     assert row["place"] > f"mysql-bin.000742/{4:020}/{0:020}@{FIRST_MS}"
     assert row[CHANGE] != DELETE
-    assert row[KEPT] is None
+    assert row[KEPT_COLUMNS] is None
 
 
 def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:

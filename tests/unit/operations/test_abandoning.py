@@ -13,11 +13,11 @@ from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.backfill_records import BackfillRecord
 from frazil.errors import FrazilError
 from frazil.history.objects import read_history
-from frazil.operations.fetch import fetch_history, fetch_standing
-from frazil.operations.offers import build_standing, possible_actions
+from frazil.operations.fetch import fetch_action_state, fetch_history
 from frazil.operations.page_actions import PageAction
-from frazil.operations.resetting import plan_abandon
-from frazil.operations.stream_view import OpenBackfill, read_table_history
+from frazil.operations.possible_actions import build_action_state, possible_actions
+from frazil.operations.prepared_actions import plan_abandon
+from frazil.operations.stream_view import OpenBackfill, build_table_history
 from frazil.spec.load import validate_stream
 from frazil.status.flow import DAY_MS
 from frazil.table.branches import head_of
@@ -45,7 +45,7 @@ def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is ther
 
 def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStream) -> None:
     assert plan_abandon(made.spec).refused == "ticks has no backfill or replay in progress"
-    assert read_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
+    assert build_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -55,16 +55,16 @@ def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_k
     MadeStream(without, NOW_MS, partitions=1).begin()
     spec = validate_stream(declared, Path("ticks.yaml"))
     history = fetch_history(spec, past_ms=DAY_MS)
-    for seen in (fetch_standing(spec), build_standing(None, history, is_read=True)):
+    for seen in (fetch_action_state(spec), build_action_state(None, history, is_read=True)):
         assert seen.is_read
         assert not seen.coordinates
 
 
 def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:
     backfill = BackfillCommitter.begin(made.tables, REQUEST).backfill
-    shown = read_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
+    shown = build_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == OpenBackfill(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
-    assert PageAction.ABANDON in possible_actions(made.spec, fetch_standing(made.spec))
+    assert PageAction.ABANDON in possible_actions(made.spec, fetch_action_state(made.spec))
     plan = plan_abandon(made.spec, by="ana, Airflow")
     assert plan.says == (f"Backfill {backfill.id} has staged nothing yet.",)
     assert plan.refused is None
@@ -75,12 +75,12 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     reported = read_history(made.spec, since_ms=0).happened
     assert [what.sentence for what in reported] == [f"backfill {backfill.id} was abandoned by ana, Airflow"]
     assert plan_abandon(made.spec).refused
-    assert PageAction.ABANDON not in possible_actions(made.spec, fetch_standing(made.spec))
+    assert PageAction.ABANDON not in possible_actions(made.spec, fetch_action_state(made.spec))
 
 
 def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
     def offers() -> tuple[PageAction, ...]:
-        return possible_actions(made.spec, build_standing(None, fetch_history(made.spec, past_ms=1), is_read=True))
+        return possible_actions(made.spec, build_action_state(None, fetch_history(made.spec, past_ms=1), is_read=True))
 
     assert PageAction.REPLAY not in offers()
     made.land({0: (0, 5)}, rejected={0: [1]})

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from frazil import installed
-from frazil.operations.answers import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, Answers
+from frazil.operations.answers import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
 from tests.polling import eventually
 
 
@@ -33,8 +33,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def answers(clock: Clock) -> Answers:
-    return Answers(threads=2, monotonic=clock.monotonic, now_ms=clock.now_ms)
+def answers(clock: Clock) -> AnswerCache:
+    return AnswerCache(threads=2, monotonic=clock.monotonic, now_ms=clock.now_ms)
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def hangs(gate: threading.Event) -> str:
     return "late"
 
 
-def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answers, clock: Clock):
+def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: AnswerCache, clock: Clock):
     seen = iter(range(9))
 
     def ask() -> Answer[int]:
-        return answers.one("g", "k", lambda: next(seen), keep_s=10, within_s=60)
+        return answers.fetch_one("g", "k", lambda: next(seen), keep_s=10, within_s=60)
 
     assert [ask().value, ask().value] == [0, 0]
     clock.s += 11
@@ -62,8 +62,8 @@ def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answ
     assert eventually(lambda: ask().value == 1)
 
 
-def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: Answers, clock: Clock):
-    known = answers.one("g", "k", lambda: 7, keep_s=0, within_s=60)
+def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: AnswerCache, clock: Clock):
+    known = answers.fetch_one("g", "k", lambda: 7, keep_s=0, within_s=60)
     assert known.value == 7
 
     def fails() -> int:
@@ -71,13 +71,13 @@ def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers:
 
     clock.s += 10
     found = eventually(
-        lambda: next((a for a in [answers.one("g", "k", fails, keep_s=1, within_s=0)] if a.problem), None)
+        lambda: next((a for a in [answers.fetch_one("g", "k", fails, keep_s=1, within_s=0)] if a.problem), None)
     )
     assert (found.value, found.at_ms, found.problem) == (7, known.at_ms, "OSError: no space")
 
 
 def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
-    answers: Answers, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    answers: AnswerCache, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
 
@@ -87,42 +87,42 @@ def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_unt
         checks.append(1)
         raise ImportError("cannot import name 'x'")
 
-    found = answers.one("g", "k", fails, keep_s=0, within_s=60)
-    assert (found.outdated, found.problem) == (True, installed.outdated(ImportError("cannot import name 'x'")))
+    found = answers.fetch_one("g", "k", fails, keep_s=0, within_s=60)
+    assert (found.outdated, found.problem) == (True, installed.explain_outdated(ImportError("cannot import name 'x'")))
     clock.s += 61
-    assert eventually(lambda: answers.one("g", "k", fails, keep_s=60, within_s=0) and len(checks) == 2)
-    assert eventually(lambda: answers.one("g", "k", lambda: 7, keep_s=0, within_s=0).value == 7)
-    assert not answers.one("g", "k", fails, keep_s=60, within_s=0).outdated
+    assert eventually(lambda: answers.fetch_one("g", "k", fails, keep_s=60, within_s=0) and len(checks) == 2)
+    assert eventually(lambda: answers.fetch_one("g", "k", lambda: 7, keep_s=0, within_s=0).value == 7)
+    assert not answers.fetch_one("g", "k", fails, keep_s=60, within_s=0).outdated
     (logged,) = caplog.records
     assert logged.exc_info, "the log has the whole error, and has it once"
 
 
 def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_then_the_old_one_is_shown_as_pending(
-    answers: Answers, clock: Clock, gate: threading.Event
+    answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
-    assert answers.one("g", "k", lambda: "old", keep_s=1, within_s=60).value == "old"
+    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1, within_s=60).value == "old"
     clock.s += STALE_AFTER_S
-    assert answers.one("g", "k", lambda: "old", keep_s=1e9, within_s=60).pending is False, "nobody looks"
-    found = answers.one("g", "k", lambda: hangs(gate), keep_s=1, within_s=0)
+    assert answers.fetch_one("g", "k", lambda: "old", keep_s=1e9, within_s=60).pending is False, "nobody looks"
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=1, within_s=0)
     assert (found.value, found.pending) == ("old", True)
     gate.set()
-    found = answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=60)
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=60)
     assert (found.value, found.pending) == ("late", False)
 
 
 def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_newer_answers_place(
-    answers: Answers, clock: Clock, gate: threading.Event
+    answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     at_ms = clock.now_ms() - 600_000
     answers.remember("g", "k", "before", at_ms=at_ms)
-    found = answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0)
+    found = answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0)
     assert (found.value, found.at_ms, found.pending, found.remembered) == ("before", at_ms, True, True)
     answers.remember("g", "k", "another", at_ms=at_ms)
-    assert answers.one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
+    assert answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, within_s=0).value == "before"
 
 
 def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
-    answers = Answers(threads=1)
+    answers = AnswerCache(threads=1)
     answers.ask("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
     one, other = (partial(seen.append, name) for name in ("one", "other"))
@@ -135,7 +135,7 @@ def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
 
 
 def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
-    answers: Answers, clock: Clock, gate: threading.Event
+    answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     stuck = [answers.ask("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
     assert [a.pending for a in answers.gather(stuck, within_s=0)] == [True] * 5
@@ -143,13 +143,13 @@ def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     clock.s += UNRESPONSIVE_AFTER_S
     # Two hang, and the three that wait for their threads are as silent.
     assert [a.silent_since_ms for a in answers.gather(stuck, within_s=60)] == [began_ms] * 5
-    assert answers.one("other", "k", lambda: "well", keep_s=1, within_s=60).value == "well"
+    assert answers.fetch_one("other", "k", lambda: "well", keep_s=1, within_s=60).value == "well"
     gate.set()
     assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, within_s=0)))
 
 
 def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_not_silent(
-    answers: Answers, clock: Clock, gate: threading.Event
+    answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     first = answers.ask("g", 1, lambda: hangs(gate), keep_s=1)
     clock.s += UNRESPONSIVE_AFTER_S
@@ -159,7 +159,7 @@ def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_no
     assert [a.pending for a in rest] == [True, True]
 
 
-def test_a_key_is_checked_once_however_many_ask(answers: Answers, gate: threading.Event):
+def test_a_key_is_checked_once_however_many_ask(answers: AnswerCache, gate: threading.Event):
     checks: list[int] = []
 
     def check() -> str:
@@ -172,24 +172,24 @@ def test_a_key_is_checked_once_however_many_ask(answers: Answers, gate: threadin
     assert len(checks) == 1
 
 
-def test_what_was_changed_is_checked_again(answers: Answers):
-    assert answers.one("g", "k", lambda: 1, keep_s=1e9, within_s=60).value == 1
+def test_what_was_changed_is_checked_again(answers: AnswerCache):
+    assert answers.fetch_one("g", "k", lambda: 1, keep_s=1e9, within_s=60).value == 1
     answers.forget("k")
-    assert answers.one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
+    assert answers.fetch_one("g", "k", lambda: 2, keep_s=1e9, within_s=60).value == 2
 
 
-def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: Answers):
+def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: AnswerCache):
     keys = ("a", ("status", "a"), ("windows", ("b", "a")), ("status", "b"))
     for value in (1, 2):
-        found = [answers.one("g", key, lambda value=value: value, keep_s=1e9, within_s=60).value for key in keys]
+        found = [answers.fetch_one("g", key, lambda value=value: value, keep_s=1e9, within_s=60).value for key in keys]
         answers.forget_all("a")
     assert found == [2, 2, 2, 1]
     answers.remember("g", "a", 0, at_ms=0)
-    found = answers.one("g", "a", lambda: 3, keep_s=1e9, within_s=60)
+    found = answers.fetch_one("g", "a", lambda: 3, keep_s=1e9, within_s=60)
     assert (found.value, found.remembered) == (3, False)
 
 
-def test_hundreds_are_checked_by_two_threads(answers: Answers):
+def test_hundreds_are_checked_by_two_threads(answers: AnswerCache):
     now = limit = 0
     counting = threading.Lock()
 
@@ -207,12 +207,12 @@ def test_hundreds_are_checked_by_two_threads(answers: Answers):
     assert limit <= 2
 
 
-def test_nothing_is_gathered_from_nothing(answers: Answers):
+def test_nothing_is_gathered_from_nothing(answers: AnswerCache):
     assert answers.gather([], within_s=60) == []
 
 
-def test_none_is_an_answer_and_not_a_check_that_is_under_way(answers: Answers):
-    found = answers.one("g", "k", lambda: None, keep_s=1e9, within_s=60)
+def test_none_is_an_answer_and_not_a_check_that_is_under_way(answers: AnswerCache):
+    found = answers.fetch_one("g", "k", lambda: None, keep_s=1e9, within_s=60)
     assert not found.pending
     assert found.at_ms is not None
 
@@ -226,7 +226,7 @@ def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock
         inside.yes = True
         yield
 
-    answers = Answers(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
+    answers = AnswerCache(threads=1, around=around, monotonic=clock.monotonic, now_ms=clock.now_ms)
     requested = [answers.ask("g", n, lambda: inside.yes, keep_s=9) for n in range(5)]
     assert [answer.value for answer in answers.gather(requested, within_s=60)] == [True] * 5
     assert 1 <= len(entered) <= 5

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from frazil.maintenance.health import PartitionFiles
-from frazil.operations.calendar import SHOWN, Calendar, Cell, build_calendar, merge_calendars, partition_calendar
+from frazil.operations.calendar import (
+    SHOWN_PERIODS,
+    Calendar,
+    Cell,
+    build_calendar,
+    build_partition_calendar,
+    merge_calendars,
+)
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import Signal, SignalState
 
@@ -64,7 +71,7 @@ def test_a_table_without_signals_shows_the_windows_of_its_partitions_and_which_a
         partition(START + 9**6 * HOUR_US),
         partition(None),
     ]
-    made = partition_calendar(found, [partition(START + HOUR_US)], now_us=START + 5 * HOUR_US - 1)
+    made = build_partition_calendar(found, [partition(START + HOUR_US)], now_us=START + 5 * HOUR_US - 1)
     assert made is not None
     assert (made.grain, made.waits_for) == ("hour", None)
     assert [(c.state, c.files, c.compacted, c.backfilled) for c in made.cells] == [
@@ -77,21 +84,21 @@ def test_a_table_without_signals_shows_the_windows_of_its_partitions_and_which_a
 
 
 def test_no_calendar_is_made_of_partitions_that_are_neither_hours_nor_days():
-    assert partition_calendar([], [], now_us=START) is None
-    assert partition_calendar([partition(START, us=30 * Grain.DAY.us), partition(None)], [], now_us=START) is None
+    assert build_partition_calendar([], [], now_us=START) is None
+    assert build_partition_calendar([partition(START, us=30 * Grain.DAY.us), partition(None)], [], now_us=START) is None
 
 
 def test_a_calendar_of_partitions_is_bounded():
     found = [partition(START), partition(START + 1_000 * HOUR_US)]
-    made = partition_calendar(found, [], now_us=START + 2_000 * HOUR_US)
+    made = build_partition_calendar(found, [], now_us=START + 2_000 * HOUR_US)
     assert made is not None
-    assert len(made.cells) == SHOWN[Grain.HOUR].total_seconds() / 3600
+    assert len(made.cells) == SHOWN_PERIODS[Grain.HOUR].total_seconds() / 3600
 
 
 def test_each_hour_shows_what_the_partition_of_its_day_has():
     day = Window.parse("2023-11-14")
     signalled = Calendar("hour", (Cell("2023-11-14T05", "complete", 7), Cell("2023-11-15T00", "open")), "the watermark")
-    of_days = partition_calendar(
+    of_days = build_partition_calendar(
         [partition(day.start_us, us=Grain.DAY.us), partition(day.end_us, us=Grain.DAY.us)],
         [partition(day.start_us, us=Grain.DAY.us)],
         now_us=day.end_us + 10 * Grain.DAY.us,

@@ -13,19 +13,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit import dead_letter_counts, reasons
+from frazil.commit import dead_letter_counts, rejection_reasons
 from frazil.commit.dead_letter_counts import (
+    BUCKET_HOURS,
     HOUR_MS,
-    SPANS,
     Counts,
     count_recent,
-    dead_letter_changes,
     dead_letter_summary,
+    parse_dead_letter_summary,
     span_start,
 )
-from frazil.commit.reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
+from frazil.commit.rejection_reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
 from frazil.history.points import EventKind, HistoryEvent
-from frazil.operations.dead_letters import COMMITTED_MS, Rejected, count_rejected, find_treatments, merge_treatments
+from frazil.operations.dead_letters import (
+    USUAL_COMMIT_DELAY_MS,
+    RejectedRecords,
+    count_rejected,
+    find_treatments,
+    merge_treatments,
+)
 from frazil.status.flow import DAY_MS
 
 NOW_MS = 1_700_000_000_000
@@ -81,9 +87,9 @@ def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
     )
     treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     assert count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS) == [
-        Rejected("TypeMismatch", 13, ("orders[0]@99",), 1),
-        Rejected("NotJson", 3, ("orders[0]@7",), 3),
-        Rejected("MissingField", 0, (), 3),
+        RejectedRecords("TypeMismatch", 13, ("orders[0]@99",), 1),
+        RejectedRecords("NotJson", 3, ("orders[0]@7",), 3),
+        RejectedRecords("MissingField", 0, (), 3),
     ]
     assert [one.sentence for one in treatments] == ["dead letters were replayed: 9 records landed, 3 failed again"]
 
@@ -144,7 +150,7 @@ def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothi
     classes: int, span: int, spans: int
 ) -> None:
     changed = {(f"ErrorClass{one:02}", 480_000 + hour): -8_000 for one in range(classes) for hour in range(36)}
-    reported = dead_letter_changes(dead_letter_summary(changed))
+    reported = parse_dead_letter_summary(dead_letter_summary(changed))
     assert (reported.span, len(reported.by)) == (span, classes * spans)
     assert not reported.by or sum(reported.by.values()) == sum(changed.values())
 
@@ -159,7 +165,8 @@ class World:
     def reject(self, now_ms: int) -> None:
         """A batch that took a while to be committed."""
         found = [
-            (now_ms - self.draw.randrange(COMMITTED_MS), self.draw.choice("AB")) for _ in range(self.draw.randint(1, 4))
+            (now_ms - self.draw.randrange(USUAL_COMMIT_DELAY_MS), self.draw.choice("AB"))
+            for _ in range(self.draw.randint(1, 4))
         ]
         self.dead_letters += found
         counts = Counter(name for _, name in found)
@@ -195,10 +202,10 @@ def reported(dead_letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[
 def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_with_the_first_of_the_day(
     draw: random.Random, max_summary: int, steps: int
 ) -> None:
-    world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + COMMITTED_MS // 2
+    world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + USUAL_COMMIT_DELAY_MS // 2
     world.reject(now_ms)
     for _ in range(steps):
-        now_ms += draw.choice((1_000, COMMITTED_MS // 2, HOUR_MS, 11 * HOUR_MS))
+        now_ms += draw.choice((1_000, USUAL_COMMIT_DELAY_MS // 2, HOUR_MS, 11 * HOUR_MS))
         world.treat(now_ms, max_summary) if draw.random() < 0.3 else world.reject(now_ms)
     now_ms = draw.choice([at_ms for at_ms, _ in world.main]) + DAY_MS - draw.choice((0, 1_000, HOUR_MS))
     now_ms = max(now_ms, *(at_ms for at_ms, _ in [*world.main, *world.treatments]))
@@ -208,12 +215,12 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
     if any(not one.changes.by for one in treatments):
         return  # it was too long
     span = max((one.changes.span for one in treatments), default=1)
-    since_ms = span_start((begin_ms - COMMITTED_MS) // HOUR_MS, span) * HOUR_MS
+    since_ms = span_start((begin_ms - USUAL_COMMIT_DELAY_MS) // HOUR_MS, span) * HOUR_MS
     for found in count_rejected(main, "orders", treatments, now_ms=now_ms):
         assert 0 <= found.there <= world.left(found.reason, since_ms)
 
 
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("span", BUCKET_HOURS)
 @given(later_h=st.integers(0, 23))
 def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_are_reported_together(
     span: int, later_h: int
@@ -223,7 +230,7 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
     changed = {("NotJson", span_start(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
     for at_ms in rejected:
         changed["NotJson", span_start(at_ms // HOUR_MS, span)] -= 10
-    summary = {**dead_letter_summary(changed), dead_letter_counts.SPAN: str(span)}
+    summary = {**dead_letter_summary(changed), dead_letter_counts.SPAN_KEY: str(span)}
     treatments = find_treatments(
         snapshots((NOW_MS, {"frazil.dead-letters-of": "orders", **summary})), main, "orders", since_ms=0
     )
@@ -240,6 +247,7 @@ def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are
 
 def test_a_number_that_is_none_is_not_reported() -> None:
     assert (
-        dead_letter_changes({dead_letter_counts.NAME: '{"NotJson": {"0": Infinity}}'}) == dead_letter_counts.NO_CHANGES
+        parse_dead_letter_summary({dead_letter_counts.COUNTS_KEY: '{"NotJson": {"0": Infinity}}'})
+        == dead_letter_counts.UNCHANGED_COUNTS
     )
-    assert parse_reasons({reasons.NAME: '{"NotJson": [Infinity]}'}) == {}
+    assert parse_reasons({rejection_reasons.SUMMARY_KEY: '{"NotJson": [Infinity]}'}) == {}

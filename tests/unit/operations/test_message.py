@@ -15,11 +15,11 @@ from frazil.operations.message import (
     MAX_SENTENCE_CHARACTERS,
     MAX_SEPARATE,
     MAX_TITLE_CHARACTERS,
-    SEVERAL,
+    SEVERAL_KEY,
     Message,
+    build_failed_task_message,
+    build_late_run_message,
     build_message,
-    failed_task,
-    late_run,
 )
 
 PAGE = "https://airflow.example/frazil/ops/index.html"
@@ -122,7 +122,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
         assert "lag, stream s8 of city.t8" in text
         assert "stream s11" not in text
         assert f"And 290 more: {PAGE}" in text
-    assert (fired.key, fired.page, fired.runbook) == (SEVERAL, PAGE, SERVED)
+    assert (fired.key, fired.page, fired.runbook) == (SEVERAL_KEY, PAGE, SERVED)
 
 
 def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
@@ -142,7 +142,7 @@ def test_what_is_over_is_reported_once_for_each_incident_that_was_opened() -> No
         "theirs stands until nothing does"
     )
     (last,) = reported(marked[MAX_SEPARATE], is_over=True, standing=0).each()
-    assert last.key == SEVERAL
+    assert last.key == SEVERAL_KEY
     assert len(reported(*many(), is_over=True, standing=9).each()) == 300, "an earlier version remembered no more"
 
 
@@ -198,7 +198,7 @@ def test_without_airflows_address_the_page_is_named() -> None:
 
 
 def test_a_task_that_failed_says_where_its_log_is() -> None:
-    message = failed_task(
+    message = build_failed_task_message(
         dag_id="frazil_maintenance",
         task="table.rewrite[city.rides]",
         stream=None,
@@ -217,7 +217,7 @@ def test_a_task_that_failed_says_where_its_log_is() -> None:
 
 
 def test_a_run_that_is_late_says_what_that_means_and_where_it_is() -> None:
-    message = late_run(
+    message = build_late_run_message(
         dag_id="frazil_health",
         sentence="no alert can fire",
         since_ms=0,

@@ -13,8 +13,8 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
-from frazil.operations.offers import Standing, possible_actions, refusal
 from frazil.operations.page_actions import PageAction
+from frazil.operations.possible_actions import ActionState, find_refusal, possible_actions
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 
@@ -43,7 +43,7 @@ HAS = {
 }
 ALWAYS = (PageAction.PAUSE, PageAction.RESTART, PageAction.RESET)
 MARKER = Marker("ticks", BatchKey(1, 1), None, {}, SourceIdentity("c", {"ticks": "t"}))
-BEGUN = Standing(is_read=True, marker=MARKER)
+BEGUN = ActionState(is_read=True, marker=MARKER)
 BACKFILL = BackfillMarker("ticks", "b-1", {"stream": "ticks"}, "b", 1)
 REPLAY = BackfillMarker("ticks", "r-1", {"stream": "ticks", "dead-letters": "all"}, "r", 1)
 
@@ -55,7 +55,7 @@ def declared(kind: str) -> StreamSpec:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
     spec = declared(kind)
-    for now in (BEGUN, Standing()):  # also while nothing is known about its table
+    for now in (BEGUN, ActionState()):  # also while nothing is known about its table
         found = possible_actions(spec, now)
         assert found[:3] == ALWAYS
         assert {*found} - {*ALWAYS} == HAS[kind]
@@ -65,7 +65,7 @@ def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
 def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
     spec = declared(kind)
     for action in (PageAction.BACKFILL, PageAction.REPLAY):
-        said = refusal(action, spec, BEGUN)
+        said = find_refusal(action, spec, BEGUN)
         assert (said is None) == (action in HAS[kind])
         if said is not None:
             with pytest.raises(FrazilError) as raised:
@@ -78,7 +78,7 @@ def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_rep
     missing = replace(BEGUN, coordinates=False)
     assert action not in possible_actions(declared("append"), missing)
     assert "does not store Kafka coordinates (its table does not have the columns)" in (
-        refusal(action, declared("append"), missing) or ""
+        find_refusal(action, declared("append"), missing) or ""
     )
 
 
@@ -102,7 +102,7 @@ def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_n
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
     assert possible_actions(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
     assert "finish the backfill, or end it with `frazil backfill ticks --abandon`" in (
-        refusal(PageAction.REPLAY, spec, now) or ""
+        find_refusal(PageAction.REPLAY, spec, now) or ""
     )
     assert possible_actions(spec, replace(now, backfill=replace(BACKFILL, state=BackfillState.PUBLISHED)))[3:] == (
         PageAction.BACKFILL,
@@ -113,11 +113,13 @@ def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_n
 def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can_be_finished_or_abandoned():
     spec, now = declared("append"), replace(BEGUN, backfill=REPLAY)
     assert possible_actions(spec, now)[3:] == (PageAction.ABANDON, PageAction.REPLAY)
-    assert "finish it with `frazil dlq replay ticks`" in (refusal(PageAction.BACKFILL, spec, now) or "")
+    assert "finish it with `frazil dlq replay ticks`" in (find_refusal(PageAction.BACKFILL, spec, now) or "")
 
 
 def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
-    spec, now = declared("append"), Standing(is_read=True)
+    spec, now = declared("append"), ActionState(is_read=True)
     assert possible_actions(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
-    assert "has no marker in table demo.ticks" in (refusal(PageAction.BACKFILL, spec, now) or "")
-    assert "so frazil cannot determine which dead letters are its own" in (refusal(PageAction.REPLAY, spec, now) or "")
+    assert "has no marker in table demo.ticks" in (find_refusal(PageAction.BACKFILL, spec, now) or "")
+    assert "so frazil cannot determine which dead letters are its own" in (
+        find_refusal(PageAction.REPLAY, spec, now) or ""
+    )

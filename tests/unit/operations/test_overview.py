@@ -12,22 +12,22 @@ import pytest
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
     GRACE_MS,
-    Around,
+    ActiveAlert,
     Health,
-    Line,
-    Need,
-    StandingAlert,
+    OpenProblem,
+    OverviewLine,
+    RelatedState,
     StreamReading,
     Windows,
+    build_headline,
     build_line,
     combine_health,
     group_by_stream,
-    headline,
     sort_lines,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import STARTS_WITHIN_MS, promise_ms, refine_state
+from frazil.status.derive import MAX_START_DELAY_MS, freshness_limit_ms, refine_state
 from frazil.status.flow import Flow
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from tests.alerts_page import RULES
@@ -36,7 +36,7 @@ NOW_MS = 1_700_000_000_000
 RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
 ENDED = WriterProcess("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
 ENDED_WELL = WriterProcess("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
-LONG_MS = NOW_MS - STARTS_WITHIN_MS - 1
+LONG_MS = NOW_MS - MAX_START_DELAY_MS - 1
 LONG_ENDED = replace(ENDED_WELL, ended_at_ms=LONG_MS)
 
 
@@ -120,12 +120,12 @@ def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Leve
 def test_a_record_that_came_to_a_quiet_stream_is_not_late_before_the_promise_is_exceeded(spec: StreamSpec):
     """The last commit is an hour old, because no record came."""
 
-    def line(waited_ms: int, **changes: Any) -> Line:
+    def line(waited_ms: int, **changes: Any) -> OverviewLine:
         waits = status(lag=5, last_commit_at_ms=OLD_MS, caught_up_at_ms=NOW_MS - waited_ms, **changes)
-        return build_line("ticks", spec, StreamReading(waits, NOW_MS), Around(), now_ms=NOW_MS)
+        return build_line("ticks", spec, StreamReading(waits, NOW_MS), RelatedState(), now_ms=NOW_MS)
 
     assert (line(7_000).word, line(7_000).level, line(7_000).freshness_ms) == ("running", Level.WELL, 7_000)
-    promised_ms = promise_ms(spec)
+    promised_ms = freshness_limit_ms(spec)
     assert line(promised_ms).word == "running"
     late = line(promised_ms + 1_000)
     assert (late.word, late.level) == ("late", Level.TROUBLE)
@@ -145,7 +145,7 @@ def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_perio
     known = status(flow=Flow(2.5, (1, 2), 3, rate_ms=180_000))
     for last_known in (True, False):
         reading = StreamReading(known, NOW_MS, last_known=last_known)
-        line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+        line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
         assert (line.last_known, line.records_per_s, line.rate_ms) == (last_known, 2.5, 180_000)
 
 
@@ -180,7 +180,7 @@ def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: 
             table_exists=exists,
             problems=problems,
         )
-        line = build_line("ticks", spec, StreamReading(one, NOW_MS), Around(), now_ms=NOW_MS)
+        line = build_line("ticks", spec, StreamReading(one, NOW_MS), RelatedState(), now_ms=NOW_MS)
         assert line.word
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
@@ -210,7 +210,7 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
-            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= STARTS_WITHIN_MS
+            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= MAX_START_DELAY_MS
             assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
@@ -220,15 +220,15 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
 
 
 def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
-    assert promise_ms(spec) == 300_000
+    assert freshness_limit_ms(spec) == 300_000
     slow = spec.model_copy(update={"commit": spec.commit.model_copy(update={"interval": spec.commit.interval * 60})})
-    assert promise_ms(slow) == 2 * 3_600_000
+    assert freshness_limit_ms(slow) == 2 * 3_600_000
 
 
 def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
-    line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)
     said = "The catalog default, its storage, or Kafka has not responded since 2023-11-14 22:13:10Z"
     assert said in line.needs[0].sentence
@@ -236,9 +236,11 @@ def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numb
 
 def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
     slow_ms = NOW_MS - GRACE_MS + 1
-    known = build_line("ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    known = build_line(
+        "ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), RelatedState(), now_ms=NOW_MS
+    )
     assert (known.word, known.level) == ("running", Level.WELL)
-    new = build_line("ticks", spec, StreamReading(silent_since_ms=slow_ms), Around(), now_ms=NOW_MS)
+    new = build_line("ticks", spec, StreamReading(silent_since_ms=slow_ms), RelatedState(), now_ms=NOW_MS)
     assert (new.word, new.level, new.needs) == ("no answer", Level.UNKNOWN, ())
     assert "has not responded since" in new.notes[0]
 
@@ -247,27 +249,29 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
     reading = StreamReading(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
-    line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
     assert (line.word, line.level, line.freshness_ms, line.at_ms) == ("running", Level.WELL, 1000, OLD_MS)
     assert (
-        build_line("ticks", spec, replace(reading, status=status(**waits), at_ms=NOW_MS), Around(), now_ms=NOW_MS).word
+        build_line(
+            "ticks", spec, replace(reading, status=status(**waits), at_ms=NOW_MS), RelatedState(), now_ms=NOW_MS
+        ).word
         == "late"
     )
 
 
 def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
-    line = build_line("ticks", spec, StreamReading(), Around(), now_ms=NOW_MS)
+    line = build_line("ticks", spec, StreamReading(), RelatedState(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
 def test_a_check_that_failed_says_so(spec: StreamSpec):
-    line = build_line("ticks", spec, StreamReading(problem="OSError: no space"), Around(), now_ms=NOW_MS)
-    assert (line.level, line.needs) == (Level.BROKEN, (Need("OSError: no space", "docs/runbook.md#unmeasured"),))
+    line = build_line("ticks", spec, StreamReading(problem="OSError: no space"), RelatedState(), now_ms=NOW_MS)
+    assert (line.level, line.needs) == (Level.BROKEN, (OpenProblem("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
 def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_check(spec: StreamSpec):
-    def needs(reading: StreamReading) -> tuple[Need, ...]:
-        line = build_line("ticks", spec, reading, Around(), now_ms=NOW_MS)
+    def needs(reading: StreamReading) -> tuple[OpenProblem, ...]:
+        line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
         assert (line.word, line.level) == ("running", Level.TROUBLE)
         return line.needs
 
@@ -275,25 +279,27 @@ def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_
     lines = [f"ticks.yaml: {key}: is missing" for key in ("name", "table", "schema", "source", "mode", "a", "b")]
     said = "The last valid declaration is in use, because the file has a problem"
     both = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines[:2])))
-    assert both == tuple(Need(f"{said}: {line}", runbook) for line in lines[:2])
+    assert both == tuple(OpenProblem(f"{said}: {line}", runbook) for line in lines[:2])
     *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))
-    assert more == Need("2 more errors: run `frazil validate`", runbook)
+    assert more == OpenProblem("2 more errors: run `frazil validate`", runbook)
     (need,) = needs(StreamReading(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
     said = "The declaration is in use, but conflicts with another: ticks.yaml: table: is in another catalog in a.yaml"
-    assert need == Need(said, runbook)
+    assert need == OpenProblem(said, runbook)
     waits = status(OLD_MS, lag=5, last_commit_at_ms=OLD_MS - 1000)  # it was not late when it was seen
     (need,) = needs(StreamReading(waits, OLD_MS, problem="OSError: gone"))
     said = "The stream's state could not be read since 2023-11-14 21:13:20Z; an older state is shown: OSError: gone"
-    assert need == Need(said, "docs/runbook.md#unmeasured")
+    assert need == OpenProblem(said, "docs/runbook.md#unmeasured")
 
 
 def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_checked(spec: StreamSpec):
-    line = build_line("ticks", spec, StreamReading(broken="ticks.yaml: name: is missing"), Around(), now_ms=NOW_MS)
+    line = build_line(
+        "ticks", spec, StreamReading(broken="ticks.yaml: name: is missing"), RelatedState(), now_ms=NOW_MS
+    )
     assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
 def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
-    around = Around(health=Health(Level.WELL, "in shape"))
+    around = RelatedState(health=Health(Level.WELL, "in shape"))
     unreadable = status(table_exists=None, problems=("no catalog",))
     for reading in (
         StreamReading(unreadable, NOW_MS),
@@ -306,12 +312,14 @@ def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
 
 def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
     for before in (None, status()):
-        line = build_line("ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), Around(), now_ms=NOW_MS)
-        assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (Need("restart it"),))
+        line = build_line(
+            "ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), RelatedState(), now_ms=NOW_MS
+        )
+        assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (OpenProblem("restart it"),))
 
 
 def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
-    around = Around(windows_problem="SpecError: the signals of demo.ticks are damaged")
+    around = RelatedState(windows_problem="SpecError: the signals of demo.ticks are damaged")
     line = build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert line.level is Level.TROUBLE
     (need,) = line.needs
@@ -323,7 +331,7 @@ def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> 
 def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_it_makes_no_difference(
     spec: StreamSpec,
 ):
-    around = Around(paused_dag="frazil_writer_ticks")
+    around = RelatedState(paused_dag="frazil_writer_ticks")
 
     def dags(**changes: Any) -> list[str]:
         line = build_line("ticks", spec, StreamReading(status(**changes), NOW_MS), around, now_ms=NOW_MS)
@@ -336,28 +344,28 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
 
 
 def test_a_declaration_that_was_never_valid_is_broken_and_each_line_of_it_a_need():
-    line = build_line("ticks", None, StreamReading(broken="a: is missing\nb: is missing"), Around(), now_ms=NOW_MS)
-    needs = tuple(Need(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
+    line = build_line(
+        "ticks", None, StreamReading(broken="a: is missing\nb: is missing"), RelatedState(), now_ms=NOW_MS
+    )
+    needs = tuple(OpenProblem(f"{name}: is missing", "docs/runbook.md#declaration") for name in "ab")
     assert (line.word, line.needs) == ("declaration broken", needs)
 
 
 def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec: StreamSpec):
-    alert = StandingAlert(
-        "demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests"
-    )
-    around = Around(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
+    alert = ActiveAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests", "https://team/run#manifests")
+    around = RelatedState(Windows("hour", "2023-11-14T22:00:00Z", "", ("2023-11-14T20", "2023-11-14T21")), (alert,))
     line = build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert (line.word, line.level) == ("running", Level.TROUBLE)
     assert line.needs[0].sentence.startswith("A quality gate holds the window 2023-11-14T20 and 1 more")
     assert line.needs[0].runbook == "docs/runbook.md#held"
-    assert line.needs[1] == Need(alert.sentence, "https://team/run#manifests")
+    assert line.needs[1] == OpenProblem(alert.sentence, "https://team/run#manifests")
 
 
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
-    same = StandingAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
-    other = StandingAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
+    same = ActiveAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
+    other = ActiveAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
     line = build_line(
-        "ticks", spec, StreamReading(status(stall=STALL), NOW_MS), Around(None, (same, other)), now_ms=NOW_MS
+        "ticks", spec, StreamReading(status(stall=STALL), NOW_MS), RelatedState(None, (same, other)), now_ms=NOW_MS
     )
     assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
 
@@ -365,18 +373,20 @@ def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec:
 def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
     ended = replace(ENDED, error="no key")
     problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
-    alert = StandingAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
+    alert = ActiveAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
     reading = StreamReading(
         status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS
     )
-    line = build_line("ticks", spec, reading, Around(None, (alert,)), now_ms=NOW_MS)
+    line = build_line("ticks", spec, reading, RelatedState(None, (alert,)), now_ms=NOW_MS)
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
 
 
 def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: StreamSpec):
-    around = Around(names={"demo.ticks": "far.demo.ticks"})
+    around = RelatedState(names={"demo.ticks": "far.demo.ticks"})
     assert build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
-    assert build_line("ticks", spec, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS).table == "demo.ticks"
+    assert (
+        build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(), now_ms=NOW_MS).table == "demo.ticks"
+    )
 
 
 def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
@@ -387,11 +397,11 @@ def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
 
 def test_those_that_need_attention_come_first_and_then_the_names():
     lines = [
-        Line("a", None, Level.WELL, "running"),
-        Line("d", None, Level.TROUBLE, "late", (Need("x"),)),
-        Line("c", None, Level.TROUBLE, "late", (Need("x"), Need("y"))),
-        Line("b", None, Level.BROKEN, "stopped", (Need("x"),)),
-        Line("e", None, Level.QUIET, "paused"),
+        OverviewLine("a", None, Level.WELL, "running"),
+        OverviewLine("d", None, Level.TROUBLE, "late", (OpenProblem("x"),)),
+        OverviewLine("c", None, Level.TROUBLE, "late", (OpenProblem("x"), OpenProblem("y"))),
+        OverviewLine("b", None, Level.BROKEN, "stopped", (OpenProblem("x"),)),
+        OverviewLine("e", None, Level.QUIET, "paused"),
     ]
     assert [line.stream for line in sort_lines(lines)] == ["b", "c", "d", "e", "a"]
 
@@ -411,23 +421,23 @@ def test_those_that_need_attention_come_first_and_then_the_names():
     ],
 )
 def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], said: str):
-    lines = [Line(word, None, level, word) for word, level in words.items()]
-    assert headline(lines) == said
+    lines = [OverviewLine(word, None, level, word) for word, level in words.items()]
+    assert build_headline(lines) == said
 
 
 def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
-    well = Line("a", None, Level.WELL, "running")
+    well = OverviewLine("a", None, Level.WELL, "running")
     dead = ("Airflow's triggerer was stopped",)
-    assert headline([well], airflow=dead) == headline([well, well], airflow=dead)
-    assert headline([well], airflow=dead) == "No stream needs attention, but Airflow does"
-    late = Line("b", None, Level.TROUBLE, "late")
-    assert headline([well, late], airflow=dead) == "1 of 2 streams needs attention"
-    assert headline([], airflow=dead) == ""
+    assert build_headline([well], airflow=dead) == build_headline([well, well], airflow=dead)
+    assert build_headline([well], airflow=dead) == "No stream needs attention, but Airflow does"
+    late = OverviewLine("b", None, Level.TROUBLE, "late")
+    assert build_headline([well, late], airflow=dead) == "1 of 2 streams needs attention"
+    assert build_headline([], airflow=dead) == ""
 
 
 def test_streams_that_have_all_not_begun_are_not_called_well():
-    lines = [Line(name, None, Level.QUIET, "not begun") for name in "abc"]
-    assert headline(lines) == "None of 3 streams has started yet"
+    lines = [OverviewLine(name, None, Level.QUIET, "not begun") for name in "abc"]
+    assert build_headline(lines) == "None of 3 streams has started yet"
 
 
 def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_whose_windows_are_not_known(
@@ -435,7 +445,7 @@ def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_who
 ):
     for complete, has in (("none", False), ("hour", True)):
         declared = spec.model_copy(update={"complete": complete})
-        line = build_line("ticks", declared, StreamReading(status(), NOW_MS), Around(), now_ms=NOW_MS)
+        line = build_line("ticks", declared, StreamReading(status(), NOW_MS), RelatedState(), now_ms=NOW_MS)
         assert (line.windows, line.has_windows) == (None, has)
 
 
@@ -443,7 +453,7 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"], "demo.ticks_eu": ["ticks"]}
 
     def streams(subject: str, rule: str) -> list[str]:
-        return sorted(group_by_stream([StandingAlert(subject, rule, 0, "x")], tables))
+        return sorted(group_by_stream([ActiveAlert(subject, rule, 0, "x")], tables))
 
     assert streams("demo.ticks", "manifests") == ["more", "ticks"]
     assert streams("demo.ticks", "freshness:more") == ["more"]
@@ -457,8 +467,8 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
 
 
 def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
-    shape = StandingAlert("route of ticks", "small-files", 0, "x")
-    writer = StandingAlert("stream ticks", "unmeasured", 0, "x")
+    shape = ActiveAlert("route of ticks", "small-files", 0, "x")
+    writer = ActiveAlert("stream ticks", "unmeasured", 0, "x")
     due = {"demo.ticks": ["compaction", "expiry"], "demo.ticks_eu": ["expiry"], "demo.others": ["manifests"]}
     tables = ["demo.ticks", "demo.ticks_eu"]
     assert combine_health(tables, [shape, writer], due) == Health(Level.TROUBLE, "alert", ("small-files",))

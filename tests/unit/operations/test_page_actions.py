@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from frazil.operations.component_heartbeats import MissingComponent
 from frazil.operations.page_actions import (
     CONFIRMED_BY_NAME,
     DAG_ACTIONS,
@@ -18,7 +19,6 @@ from frazil.operations.page_actions import (
     build_plan,
     describe_changes,
 )
-from frazil.operations.silence import MissingComponent
 
 
 def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subject():

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.operations.remembered import MAX_AGE_MS, Remembered, load_statuses, save_statuses
+from frazil.operations.saved_overview import MAX_AGE_MS, SavedStatus, load_statuses, save_statuses
 from frazil.status.flow import Flow
 from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 1_700_000_000_000
 
 
-def known(at_ms: int = NOW_MS, stream: str = "ticks") -> Remembered:
+def known(at_ms: int = NOW_MS, stream: str = "ticks") -> SavedStatus:
     stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "why")
     status = StreamState(
         "ticks", "demo.ticks", desired="running", writer=WriterProcess("running", pid=7), epoch=1, batch=2, lag=3,
         backpressure_ms=4, last_commit_at_ms=NOW_MS, snapshot_id=2**62,
         table_exists=True, rows=5, problems=("one",), stall=stall, changes={"inserted": 3}, flow=Flow(2.5, (1, 2), 0),
     )  # fmt: skip
-    return Remembered(stream, "print", at_ms, status)
+    return SavedStatus(stream, "print", at_ms, status)
 
 
 def test_what_was_known_is_known_again(tmp_path: Path) -> None:

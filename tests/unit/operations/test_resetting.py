@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from frazil.commit.reset import Move
-from frazil.operations.resetting import reset_sentence
+from frazil.commit.reset_plan import OffsetMove
+from frazil.operations.prepared_actions import reset_sentence
 from frazil.status.reset_target import ResetTarget
 
 
 def test_a_reset_is_reported_with_the_user_and_with_what_it_skips_or_reads_again() -> None:
-    skips, repeats = (Move("ticks", 0, held=10, target=92, first=0, end=92), Move("ticks", 1, 5, 4, 0, 9))
+    skips, repeats = (OffsetMove("ticks", 0, held=10, target=92, first=0, end=92), OffsetMove("ticks", 1, 5, 4, 0, 9))
     latest = reset_sentence(ResetTarget("latest"), [skips], by="ana, Airflow")
     assert latest == "the stream was reset to latest by ana, Airflow: it skips 82 offsets"
     at = ResetTarget("timestamp", at=datetime(2013, 12, 30, tzinfo=UTC))

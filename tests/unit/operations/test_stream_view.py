@@ -22,20 +22,20 @@ from frazil.operations.stream_view import (
     Partition,
     Period,
     Topic,
+    build_table_history,
     describe_stream,
     downsample,
     limit_partitions,
     list_partitions,
     list_runs,
     list_topics,
-    read_table_history,
     total_lag,
-    without_repeats,
+    unreported_problems,
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
-from frazil.status.stream import LAG_UNKNOWN
+from frazil.status.stream import LAG_UNKNOWN_PREFIX
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_700_000_000_000
@@ -102,11 +102,11 @@ def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
 
 def test_what_the_status_says_of_kafka_is_not_said_again_by_the_view():
     unread = {"Kafka": "Kafka cannot be read: no answer", "The table": "The table cannot be read: gone"}
-    silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN}: KafkaUnavailable: no answer"))
-    assert without_repeats(unread, silent) == (unread["The table"],)
+    silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN_PREFIX}: KafkaUnavailable: no answer"))
+    assert unreported_problems(unread, silent) == (unread["The table"],)
     for status in (None, SimpleNamespace(problems=("slow",))):
         reported: Any = status
-        assert without_repeats(unread, reported) == tuple(unread.values())
+        assert unreported_problems(unread, reported) == tuple(unread.values())
 
 
 def ended(code: int | None, stopped_for: str | None = None, error: str | None = None) -> ExitRecord:
@@ -156,7 +156,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     made.now_ms = NOW_MS - 1000
     made.land({0: (5, 15)}, rejected={0: [6, 7]})
     metadata = made.tables.main.current().metadata
-    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
+    found = build_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert found.has_commits
     assert found.marker is None
 
@@ -187,7 +187,7 @@ def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec
         refs={"main": SimpleNamespace(snapshot_id=4)},
         schema=Schema,
     )
-    found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
+    found = build_table_history(metadata, spec, None, now_ms=NOW_MS)
     assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
 
 

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 import frazil
-from frazil.commit.marked_update import ALIGN
-from frazil.maintenance.due import Action, Due
+from frazil.commit.marked_update import ALIGN_OPERATION
+from frazil.maintenance.due import Action, DueCheck
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar, Cell
-from frazil.operations.overview import Health, StandingAlert, combine_health
+from frazil.operations.overview import ActiveAlert, Health, combine_health
 from frazil.operations.table_view import (
     MARKER_OPERATIONS,
     MAX_LOST_CHARACTERS,
     MAX_PAST_RUNS,
     MAX_SNAPSHOTS,
-    build_marks,
+    build_histogram,
     build_shape,
-    histogram,
+    build_timeline,
     route_problems,
     table_health,
 )
@@ -72,7 +72,7 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
     ],
 )  # fmt: skip
 def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
-    (mark,) = build_marks(metadata(made))
+    (mark,) = build_timeline(metadata(made))
     assert (mark.kind, mark.stream, mark.said) == (kind, stream, said)
 
 
@@ -94,13 +94,13 @@ def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
     operation: str, kind: str, label: str, said: str
 ):
     made = snapshot(1, frazil__stream="ticks", frazil__operation=operation, added_data_files="4")
-    (mark,) = build_marks(metadata(made))
+    (mark,) = build_timeline(metadata(made))
     assert (mark.kind, mark.label, mark.stream, mark.said) == (kind, label, "ticks", said)
 
 
 def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very_many():
     lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
-    (mark,) = build_marks(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
+    (mark,) = build_timeline(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
     assert mark.said.startswith("Kafka deleted unread records: ticks-0 offsets 0 to 99; ticks-1")
     assert len(mark.said) < 2 * MAX_LOST_CHARACTERS
@@ -108,18 +108,18 @@ def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very
 
 def test_each_operation_that_writes_a_marker_alone_has_a_label():
     code = "\n".join(file.read_text() for file in (Path(frazil.__file__).parent / "commit").glob("*.py"))
-    written = set(re.findall(r'operation(?:": |=)"([a-z-]+)"', code)) | {ALIGN}
+    written = set(re.findall(r'operation(?:": |=)"([a-z-]+)"', code)) | {ALIGN_OPERATION}
     assert {"reset", "skip-gap"} < written == set(MARKER_OPERATIONS)
 
 
 def test_of_very_many_snapshots_the_newest_are_shown():
-    marks = build_marks(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
+    marks = build_timeline(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
     assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (MAX_SNAPSHOTS, 11_000, (MAX_SNAPSHOTS + 10) * 1000)
 
 
 @given(st.lists(st.integers(0, 2**34), max_size=60))
 def test_each_file_is_in_exactly_one_bucket(sizes: list[int]):
-    buckets = histogram(sizes)
+    buckets = build_histogram(sizes)
     assert sum(bucket.files for bucket in buckets) == len(sizes)
     assert sum(bucket.bytes for bucket in buckets) == sum(sizes)
     for bucket in buckets:
@@ -144,14 +144,14 @@ def outcome(at_ms: int, action: str = "expiry", ending: Ending = Ending.DONE) ->
 
 def test_the_timeline_has_the_expiries_since_its_first_snapshot():
     past = [outcome(1), outcome(2_500), outcome(2_600, "orphans"), outcome(2_700, ending=Ending.FAILED)]
-    marks = build_marks(metadata(snapshot(2), snapshot(3)), past)
+    marks = build_timeline(metadata(snapshot(2), snapshot(3)), past)
     assert [(mark.at_ms, mark.kind) for mark in marks] == [(2_000, "others"), (2_500, "expiry"), (3_000, "others")]
     assert marks[1].said == "1,200 snapshots expired"
 
 
 def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
     settings, past = Maintenance(), [outcome(n) for n in range(MAX_PAST_RUNS + 2)]
-    due = {Action.EXPIRY: Due(True, "why")}
+    due = {Action.EXPIRY: DueCheck(True, "why")}
     shape = build_shape(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
     assert (shape.list_bytes_per_file, shape.limit) == (2048, 1024)
     assert [one.at_ms for one in shape.past] == list(range(MAX_PAST_RUNS + 1, 1, -1))
@@ -164,9 +164,9 @@ def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_
 
 def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
-    alert = StandingAlert("demo.ticks", "manifests", 0, "x")
+    alert = ActiveAlert("demo.ticks", "manifests", 0, "x")
     shape = build_shape(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
-    late = StandingAlert("care of demo.ticks", "late", 0, "x")
+    late = ActiveAlert("care of demo.ticks", "late", 0, "x")
     assert table_health(None, None, ()) == Health(Level.UNKNOWN, "unknown")
     assert table_health(shape, None, ()) == Health(Level.WELL, "in shape")
     assert table_health(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))
@@ -176,7 +176,7 @@ def test_a_table_needs_attention_for_an_alert_or_a_held_window():
 
 
 def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
-    due = {Action.COMPACTION: Due(True, "why"), Action.EXPIRY: Due(False, "not yet")}
+    due = {Action.COMPACTION: DueCheck(True, "why"), Action.EXPIRY: DueCheck(False, "not yet")}
     shape = build_shape(metadata(), health(), due, sizes=[], past=(), settings=Maintenance())
     measured = combine_health(["demo.ticks"], (), {"demo.ticks": ["compaction"]})
     assert table_health(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))

@@ -11,7 +11,7 @@ from frazil.partitions.completeness import (
     Cursor,
     Feed,
     complete_until_us,
-    decide,
+    decide_windows,
     feeds_behind,
     slowest_partition,
     watermark_us,
@@ -41,7 +41,7 @@ def moved(cursor: Cursor | None, made) -> Cursor | None:
 def test_every_window_completes_once_in_order_and_never_before_every_stream_has_passed_it(polls, begin):
     cursor, done = None, []
     for found, late in polls:
-        made = decide(found, cursor, late, grain=Grain.HOUR, complete_from_us=begin)
+        made = decide_windows(found, cursor, late, grain=Grain.HOUR, complete_from_us=begin)
         for window in made.complete:
             assert not feeds_behind(found, window)
             assert found
@@ -56,7 +56,7 @@ def test_every_window_completes_once_in_order_and_never_before_every_stream_has_
 
 @given(feeds.filter(any))
 def test_one_stream_that_has_not_begun_keeps_everything_open(found):
-    made = decide((*found, Feed("new", None)), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 5 * HOUR)
+    made = decide_windows((*found, Feed("new", None)), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 5 * HOUR)
     assert (made.complete, made.through_us) == ((), None)
 
 
@@ -65,47 +65,47 @@ def test_a_window_is_complete_at_its_end_and_lateness_and_not_a_microsecond_befo
     for lateness in (0, 30 * MINUTE):
         exactly = at(60, lateness_us=lateness)[0]
         passed = replace(exactly, watermark_us=NOON + HOUR + lateness)
-        assert decide((passed,), cursor, {}, grain=Grain.HOUR).complete == (Window(NOON, Grain.HOUR),)
+        assert decide_windows((passed,), cursor, {}, grain=Grain.HOUR).complete == (Window(NOON, Grain.HOUR),)
         short = replace(passed, watermark_us=NOON + HOUR + lateness - 1)
-        assert decide((short,), cursor, {}, grain=Grain.HOUR).complete == ()
+        assert decide_windows((short,), cursor, {}, grain=Grain.HOUR).complete == ()
 
 
 def test_the_history_before_the_first_check_is_not_signalled():
-    made = decide(at(30), None, {NOON - HOUR: 3}, grain=Grain.HOUR)
+    made = decide_windows(at(30), None, {NOON - HOUR: 3}, grain=Grain.HOUR)
     assert (made.complete, made.again, made.from_us) == ((), {}, NOON)
 
 
 def test_complete_from_signals_what_was_complete_before_anybody_checked():
-    made = decide(at(30), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 2 * HOUR)
+    made = decide_windows(at(30), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 2 * HOUR)
     assert [w.key for w in made.complete] == ["2013-12-30T10", "2013-12-30T11"]
 
 
 def test_late_rows_open_a_complete_window_again_and_none_else():
     cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
     late = {NOON - 3 * HOUR: 1, NOON - HOUR: 2, NOON: 4}
-    assert decide(at(0), cursor, late, grain=Grain.HOUR).again == {Window(NOON - HOUR, Grain.HOUR): 2}
+    assert decide_windows(at(0), cursor, late, grain=Grain.HOUR).again == {Window(NOON - HOUR, Grain.HOUR): 2}
 
 
 def test_many_windows_come_in_portions():
-    far = decide(at(0), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 1200 * HOUR)
-    second = decide(at(0), moved(None, far), {}, grain=Grain.HOUR)
-    third = decide(at(0), moved(None, second), {}, grain=Grain.HOUR)
+    far = decide_windows(at(0), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 1200 * HOUR)
+    second = decide_windows(at(0), moved(None, far), {}, grain=Grain.HOUR)
+    third = decide_windows(at(0), moved(None, second), {}, grain=Grain.HOUR)
     assert [len(x.complete) for x in (far, second, third)] == [500, 500, 200]
 
 
 def test_hours_that_become_days_go_on_after_the_last_hour():
     cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
-    made = decide(at(24 * 60 * 2), cursor, {}, grain=Grain.DAY)
+    made = decide_windows(at(24 * 60 * 2), cursor, {}, grain=Grain.DAY)
     assert [w.key for w in made.complete] == ["2013-12-31"]
 
 
 def test_the_reason_says_what_is_waited_for():
-    made = decide(at(30, holding_back=("flights", 7), lateness_us=MINUTE), None, {}, grain=Grain.HOUR)
+    made = decide_windows(at(30, holding_back=("flights", 7), lateness_us=MINUTE), None, {}, grain=Grain.HOUR)
     assert made.reason == (
         "2013-12-30T12 is not complete: events from 2013-12-30T13:01:00Z or later must arrive; the newest of flights, "
         "flights-7 are from 2013-12-30T12:30:00Z"
     )
-    assert decide((), None, {}, grain=Grain.HOUR).reason == "nothing is complete: no stream feeds the table yet"
+    assert decide_windows((), None, {}, grain=Grain.HOUR).reason == "nothing is complete: no stream feeds the table yet"
 
 
 partitions = st.dictionaries(st.tuples(st.just("t"), st.integers(0, 4)), st.none() | st.integers(0, 100), min_size=1)

@@ -136,7 +136,7 @@ def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer
 def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "padding": "x" * 200_000})]
     said = r"does not respond: .* more than 100,000 bytes"
-    with mock.patch.object(bounded_http, "MAX_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
+    with mock.patch.object(bounded_http, "MAX_RESPONSE_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.1).get(1)
     assert opened(server.url).get(1).text == "{}"
 

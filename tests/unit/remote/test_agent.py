@@ -22,11 +22,11 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import agent as agents
-from frazil.remote.agent import Agent, Signals
-from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd
+from frazil.remote.agent import Agent, StopSignals
+from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd
 from frazil.remote.driver_inputs import DriverInputs
-from frazil.remote.mirror import Mirror
-from frazil.remote.submitter import submitter
+from frazil.remote.mirror import HeartbeatMirror
+from frazil.remote.submitter import create_submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.resources import Resources
@@ -97,7 +97,7 @@ class PollsTooEarly:
 
 class World:
     def __init__(self, folder: Path, spec: StreamSpec) -> None:
-        self.spec, self.cluster, self.requested = spec, Cluster(), Signals()
+        self.spec, self.cluster, self.requested = spec, Cluster(), StopSignals()
         self.folder = DriverFolder(LocalStore(), f"{folder}/driver")
         self.ended: list[Any] = []
         self._threads: list[threading.Thread] = []
@@ -119,7 +119,7 @@ class World:
         requested = self.requested
 
         def run() -> None:
-            with Mirror(spec, run_folder("ticks")) as mirror:
+            with HeartbeatMirror(spec, run_folder("ticks")) as mirror:
                 try:
                     code, error = Agent(prepared, self.cluster, mirror, requested, **wanted).run()
                     mirror.end(error if code else None)
@@ -132,7 +132,7 @@ class World:
         self._threads.append(thread)
         return thread
 
-    def write_report(self, *, ended: Exit | None = None, words: str = "", **heartbeat: Any) -> None:
+    def write_report(self, *, ended: DriverExit | None = None, words: str = "", **heartbeat: Any) -> None:
         """Report as the driver of the order does."""
         order = self.folder.order()
         assert order is not None
@@ -193,7 +193,7 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     world.write_report(batch=7, words="first\n")
     heartbeat = eventually(lambda: (found := world.heartbeat) and found.batch == 7 and found)
     assert (heartbeat.phase, heartbeat.spec_fingerprint) == (Phase.WAITING, world.spec.fingerprint())
-    world.write_report(words="first\nsecond\n", ended=Exit(11, "OffsetGap: lost"))
+    world.write_report(words="first\nsecond\n", ended=DriverExit(11, "OffsetGap: lost"))
     world.cluster.state = DriverStatus(DriverState.FAILED, "FAILED")
     eventually(lambda: world.ended == [11])
     ended = world.heartbeat
@@ -210,7 +210,7 @@ def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventua
     eventually(lambda: (found := world.heartbeat) and found.batch == 7)
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
@@ -222,12 +222,12 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
     world.folder.put_order(dataclasses.replace(order, stop=None))
-    world.requested = Signals()
+    world.requested = StopSignals()
     changed = world.spec.model_copy(update={"name": "other"})
     world.start(spec=changed)
     eventually(lambda: (found := world.folder.order()) and found.stop == "the declaration has changed")
     assert len(world.cluster.submitted) == 1
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: len(world.cluster.submitted) == 2)
     first.join(10)
@@ -336,7 +336,7 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
     assert world.folder.order() == order
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0, 0])
     assert len(world.cluster.submitted) == 1
@@ -346,7 +346,7 @@ def test_two_agents_that_begin_at_once_order_one_driver(world: World, eventually
 def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: Any, changes: dict[str, str]) -> None:
     world.start(until_caught_up=True)
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     world.folder.put_order(dataclasses.replace(order, **changes))  # type: ignore[arg-type]
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended)
@@ -356,7 +356,7 @@ def test_a_driver_that_was_replaced_has_not_caught_up(world: World, eventually: 
 def test_a_driver_that_ended_by_itself_has_caught_up(world: World, eventually: Any) -> None:
     world.start(until_caught_up=True)
     eventually(lambda: (found := world.folder.order()) and found.submission)
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     world.cluster.state = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
     eventually(lambda: world.ended == [0])
 
@@ -438,7 +438,7 @@ def test_drivers_in_pods_are_created_followed_stopped_and_replaced_without_java(
     spark = {"spark.kubernetes.container.image": "frazil:1", "spark.kubernetes.namespace": "lake"}
     resources = Resources.model_validate({"master": f"k8s://{address}", "spark": spark})
     spec = world.spec.model_copy(update={"resources": resources})
-    world.cluster = submitter(resources)  # type: ignore[assignment]
+    world.cluster = create_submitter(resources)  # type: ignore[assignment]
 
     first = world.start(spec=spec)
     name = eventually(lambda: (found := world.folder.order()) and found.submission)
@@ -448,12 +448,12 @@ def test_drivers_in_pods_are_created_followed_stopped_and_replaced_without_java(
     eventually(lambda: (found := world.heartbeat) and found.batch == 7)
     world.stop()
     eventually(lambda: (found := world.folder.order()) and found.stop)
-    world.write_report(ended=Exit(0))
+    world.write_report(ended=DriverExit(0))
     api.pods[name]["status"] = {"phase": "Succeeded"}
     first.join(10)
     assert (world.ended, api.created) == ([0], [name])
 
-    world.requested = Signals()
+    world.requested = StopSignals()
     second = world.start(spec=spec)
     other = eventually(lambda: (found := world.folder.order()) and found.submission != name and found.submission)
     eventually(lambda: list(api.pods) == [other])  # the former pod is deleted, once its log is no longer needed

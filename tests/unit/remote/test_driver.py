@@ -16,12 +16,17 @@ from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.remote.driver import DriverReporter, LogTail, check_version, own_submission
-from frazil.remote.driver_environment import CATALOG, driver_environment, remove_catalog_config, set_up_home
-from frazil.remote.driver_folder import DriverFolder, Exit, Order, Wanted
+from frazil.remote.driver import DriverReporter, LogTail, check_version, find_own_submission
+from frazil.remote.driver_environment import (
+    CATALOG_VARIABLE,
+    build_driver_environment,
+    remove_catalog_config,
+    set_up_home,
+)
+from frazil.remote.driver_folder import DriverExit, DriverFolder, Order, WantedDriver
 from frazil.table.local_storage import LocalStore
 
-ORDER = Order("a" * 32, Wanted("f1", "1.0"), {}, "yarn", 5)
+ORDER = Order("a" * 32, WantedDriver("f1", "1.0"), {}, "yarn", 5)
 
 
 class Driver:
@@ -59,10 +64,10 @@ def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, fra
         assert end is not None
         assert "WARNING frazil: something happened\n" in end.text
         assert end.bytes == report.log_bytes
-        reporter.ended = Exit(11, "OffsetGap: lost")
+        reporter.ended = DriverExit(11, "OffsetGap: lost")
     ended = driver.folder.report(ORDER.id)
     assert ended is not None
-    assert ended.exit == Exit(11, "OffsetGap: lost")
+    assert ended.exit == DriverExit(11, "OffsetGap: lost")
     assert ended.number > report.number
 
 
@@ -104,7 +109,7 @@ def test_a_standalone_worker_names_the_folder_of_its_driver(tmp_path: Path, monk
     for name, found in {"driver-20261123014744-0000": "driver-20261123014744-0000", "work": None}.items():
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        assert own_submission() == found
+        assert find_own_submission() == found
 
 
 def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> None:
@@ -116,12 +121,16 @@ def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> Non
         "FRAZIL_HOME": "/f",
         "AIRFLOW__CORE": "secret",
     }
-    found = driver_environment(base, referenced={"KAFKA_PASSWORD"}, catalog="lake", properties={"uri": "http://c"})
-    assert sorted(found) == sorted(["KAFKA_PASSWORD", "AWS_REGION", CATALOG])
+    found = build_driver_environment(
+        base, referenced={"KAFKA_PASSWORD"}, catalog="lake", properties={"uri": "http://c"}
+    )
+    assert sorted(found) == sorted(["KAFKA_PASSWORD", "AWS_REGION", CATALOG_VARIABLE])
 
 
 def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, long_text: Callable[[], str]) -> None:
-    sent = driver_environment({}, referenced=(), catalog="lake", properties={"uri": "http://c", "token": long_text()})
+    sent = build_driver_environment(
+        {}, referenced=(), catalog="lake", properties={"uri": "http://c", "token": long_text()}
+    )
     environment = {**sent, "PYICEBERG_DEFAULT_CATALOG": "other"}
     set_up_home(environment, tmp_path)
     home = environment["FRAZIL_HOME"]

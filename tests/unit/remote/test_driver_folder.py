@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
-from frazil.remote.driver_folder import DriverFolder, DriverReport, Exit, LogEnd, Order, Wanted
+from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order, WantedDriver
 from frazil.table.local_storage import LocalStore
 
-ORDER = Order("a" * 32, Wanted("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
+ORDER = Order("a" * 32, WantedDriver("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
 HEARTBEAT = Heartbeat(
     "ticks", 1, "f1", Phase.STAGING, 10, 9, stall=Stall(StallKind.OFFSETS, 1, None, "so"), notices=("a",)
 )
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> DriverFolder:
 
 def test_what_is_written_is_read(folder: DriverFolder) -> None:
     assert (folder.order(), folder.report("a"), folder.log_end("a")) == (None, None, None)
-    report, end = DriverReport(3, HEARTBEAT, "driver-1", 12, Exit(11, "gap")), LogEnd("words\n", 12)
+    report, end = DriverReport(3, HEARTBEAT, "driver-1", 12, DriverExit(11, "gap")), LogEnd("words\n", 12)
     folder.put_order(ORDER)
     folder.write_report(ORDER.id, report)
     folder.put_log_end(ORDER.id, end)
@@ -46,7 +46,7 @@ def test_what_earlier_drivers_reported_is_removed(folder: DriverFolder) -> None:
     folder.put_order(ORDER)
     for driver in ("b" * 32, ORDER.id):
         folder.write_report(driver, dataclasses.replace(DriverReport(1, None, None)))
-    folder.forget_all_but(ORDER.id)
+    folder.delete_all_but(ORDER.id)
     assert folder.report("b" * 32) is None
     assert folder.report(ORDER.id) is not None
     assert folder.order() == ORDER

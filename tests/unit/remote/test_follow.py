@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.remote.driver_folder import DriverReport, Exit, Order, Wanted
+from frazil.remote.driver_folder import DriverExit, DriverReport, Order, WantedDriver
 from frazil.remote.follow import (
     EXIT_TIMEOUT_S,
-    REPORT_VALID_S,
+    REPORT_TIMEOUT_S,
     SUBMISSION_TIMEOUT_S,
     AgentAction,
     DriverObservation,
     decide,
 )
 
-WANTED = Wanted("f1", "1.0")
+WANTED = WantedDriver("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
 REPORT = DriverReport(7, None, None)
 
@@ -61,7 +61,7 @@ def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
     assert decided(status=forgot) == (AgentAction.WAIT, 0), (
         "a master without its state forgot it, and it tells that it runs"
     )
-    assert decided(status=forgot, report_age_s=REPORT_VALID_S) == (AgentAction.END, 1)
+    assert decided(status=forgot, report_age_s=REPORT_TIMEOUT_S) == (AgentAction.END, 1)
 
 
 def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
@@ -72,7 +72,7 @@ def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() ->
 def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
     ended: dict[str, Any] = {
         "status": status(DriverState.FAILED),
-        "report": dataclasses.replace(REPORT, exit=Exit(11, "gap")),
+        "report": dataclasses.replace(REPORT, exit=DriverExit(11, "gap")),
     }
     assert decided(**ended) == (AgentAction.END, 11)
     assert decided(**ended, followed=False) == (AgentAction.SUBMIT, 0)
@@ -97,13 +97,18 @@ def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverSta
 
 @pytest.mark.parametrize(
     "wanted",
-    [Wanted("f2", "1.0"), Wanted("f1", "1.1"), Wanted("f1", "1.0", True), Wanted("f1", "1.0", restart_generation=3)],
+    [
+        WantedDriver("f2", "1.0"),
+        WantedDriver("f1", "1.1"),
+        WantedDriver("f1", "1.0", True),
+        WantedDriver("f1", "1.0", restart_generation=3),
+    ],
 )
-def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: Wanted) -> None:
+def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: WantedDriver) -> None:
     assert decided(wanted=wanted, followed=False) == (AgentAction.ASK_TO_STOP, 0)
     requested = of_order(stop="the declaration has changed")
     assert decided(wanted=wanted, order=requested) == (AgentAction.WAIT, 0)
-    ended = dataclasses.replace(REPORT, exit=Exit(0))
+    ended = dataclasses.replace(REPORT, exit=DriverExit(0))
     assert decided(wanted=wanted, order=requested, report=ended, status=status(DriverState.SUCCEEDED)) == (
         AgentAction.SUBMIT,
         0,
@@ -167,11 +172,17 @@ ORDERS = st.one_of(
 )
 REPORTS = st.one_of(
     st.none(),
-    st.builds(DriverReport, st.integers(1, 9), st.none(), st.none(), exit=st.sampled_from([None, Exit(0), Exit(13)])),
+    st.builds(
+        DriverReport,
+        st.integers(1, 9),
+        st.none(),
+        st.none(),
+        exit=st.sampled_from([None, DriverExit(0), DriverExit(13)]),
+    ),
 )
 SEEN = st.builds(
     DriverObservation,
-    wanted=st.sampled_from([WANTED, Wanted("f2", "1.0")]),
+    wanted=st.sampled_from([WANTED, WantedDriver("f2", "1.0")]),
     master=st.just("spark://m:7077"),
     order=ORDERS,
     report=REPORTS,
@@ -212,7 +223,7 @@ def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_
 
 
 def test_a_driver_that_ended_in_order_is_explained_by_what_ended_it() -> None:
-    report = dataclasses.replace(REPORT, exit=Exit(0))
+    report = dataclasses.replace(REPORT, exit=DriverExit(0))
     evicted = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally; Evicted: low on memory", 0)
     gone = DriverStatus(DriverState.GONE, "the pod p was deleted")
     steps = [decide(dataclasses.replace(RUNNING, report=report, status=status)) for status in (evicted, gone)]

@@ -17,8 +17,8 @@ from frazil.errors import EnvironmentUnusable, SpecError, TopicMissing
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.remote import driver_inputs
-from frazil.remote.driver_inputs import portable, prepare
-from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, spark_submit, submitter
+from frazil.remote.driver_inputs import inline_schema_file, prepare_driver
+from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, create_submitter, run_spark_submit
 from frazil.spec.load import load_stream
 from frazil.spec.resources import Resources
 from frazil.spec.topics import TopicPattern
@@ -40,19 +40,19 @@ def driver(**resources: Any) -> ClusterDriver:
 def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
     (tmp_path / "ticks.avsc").write_text('"string"')
     declared = {"name": "ticks", "source": {"topics": ["t"], "format": {"type": "avro", "schema-file": "ticks.avsc"}}}
-    found = portable(declared, tmp_path)
+    found = inline_schema_file(declared, tmp_path)
     assert found["source"] == {"topics": ["t"], "format": {"type": "avro", "schema-text": '"string"'}}
-    assert portable({"source": {"format": "json"}}, tmp_path) == {"source": {"format": "json"}}
+    assert inline_schema_file({"source": {"format": "json"}}, tmp_path) == {"source": {"format": "json"}}
     (tmp_path / "ticks.avsc").unlink()
     with pytest.raises(SpecError, match=r"cannot read .*ticks\.avsc"):
-        portable(declared, tmp_path)
+        inline_schema_file(declared, tmp_path)
 
 
 def test_the_embedded_catalog_is_refused_where_the_cluster_has_other_hosts(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     file = tmp_path / "ticks.yaml"
     file.write_text(f"{STREAM}resources: {{master: 'spark://m:7077', deploy-mode: cluster}}\n")
     with pytest.raises(SpecError, match="cannot use the embedded catalog"):
-        prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
+        prepare_driver(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
 
 
 def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
@@ -69,12 +69,12 @@ def test_a_pattern_that_matches_no_topic_leaves_no_empty_table_behind(
         def describe(self) -> Topics:
             return Topics(SourceIdentity("c1", {}), ())
 
-    monkeypatch.setattr(driver_inputs, "KafkaOffsets", lambda *a, **k: nullcontext(NoTopics(*a, **k)))
+    monkeypatch.setattr(driver_inputs, "KafkaAdmin", lambda *a, **k: nullcontext(NoTopics(*a, **k)))
     file = tmp_path / "ticks.yaml"
     resources = "resources: {master: 'spark://127.0.0.1:7077', deploy-mode: cluster}\n"
     file.write_text(STREAM.replace("topics: [ticks]", "topic-pattern: 'ticks[.].*'") + resources)
     with pytest.raises(TopicMissing, match=r"Kafka has no topics that match 'ticks\[\.\]\.\*' yet"):
-        prepare(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
+        prepare_driver(load_stream(file), tmp_path, program=Path("/opt/drive_stream.py"))
     assert requested == [TopicPattern("ticks[.].*")]
 
 
@@ -126,20 +126,20 @@ def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
         assert "hush" not in str(command)
         return subprocess.CompletedProcess(command, 0, "", "Submitted application application_1_2\n")
 
-    assert "application_1_2" in spark_submit(driver(master="yarn"), run=run)
+    assert "application_1_2" in run_spark_submit(driver(master="yarn"), run=run)
     assert "appMasterEnv.KAFKA_PASSWORD=hush" in seen[0]
 
     def fail(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 1, "", "26/11/23 INFO x\nException in thread: no queue\n\tat y\n")
 
     with pytest.raises(EnvironmentUnusable, match=r"exit code 1: Exception in thread: no queue$"):
-        spark_submit(driver(master="yarn"), run=fail)
+        run_spark_submit(driver(master="yarn"), run=fail)
 
     def hang(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
         raise subprocess.TimeoutExpired(command, 1)
 
     with pytest.raises(ApiUnavailable, match="did not end within"):
-        spark_submit(driver(master="yarn"), run=hang)
+        run_spark_submit(driver(master="yarn"), run=hang)
 
 
 REQUESTED = "26/11/22 22:50:40 INFO Client: Submitting application application_1_0002 to ResourceManager\n"
@@ -177,7 +177,7 @@ def test_of_a_spark_submit_that_fails_yarn_tells_whether_it_accepted_the_applica
 
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
     monkeypatch.setattr("frazil.remote.submitter.find_application", tagged)
-    monkeypatch.setattr("frazil.remote.submitter.spark_submit", partial(spark_submit, run=failed))
+    monkeypatch.setattr("frazil.remote.submitter.run_spark_submit", partial(run_spark_submit, run=failed))
     yarn = YarnSubmitter({"HADOOP_CONF_DIR": str(tmp_path)})
     if isinstance(comes_to, str):
         assert yarn.submit(driver(master="yarn")) == comes_to
@@ -192,7 +192,7 @@ def test_yarn_must_be_known_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("frazil.remote.submitter.require_java", lambda: None)
     with pytest.raises(EnvironmentUnusable, match="HADOOP_CONF_DIR is not set"):
-        submitter(driver(master="yarn").resources)
+        create_submitter(driver(master="yarn").resources)
 
 
 @pytest.mark.processes

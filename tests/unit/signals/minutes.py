@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
-from frazil.signals.completion import Assessment, assess, signal_windows
+from frazil.signals.completion import Assessment, assess_table, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream
@@ -56,7 +56,7 @@ class Minutes:
         return load_catalog(None)
 
     def assess(self, *others: Minutes) -> Assessment:
-        seen = assess(self.catalog, [self.spec, *(o.spec for o in others)])
+        seen = assess_table(self.catalog, [self.spec, *(o.spec for o in others)])
         assert seen is not None
         return seen
 

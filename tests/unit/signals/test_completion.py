@@ -12,16 +12,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.commit.late_rows import WINDOWS, late_rows
-from frazil.commit.marker_change import adopt, forget
+from frazil.commit.late_rows import WINDOWS_KEY, late_rows
+from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_rows
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.completion import Assessment, GateOutcome, assess, release_window, resend_signals, signal_windows
+from frazil.signals.completion import (
+    Assessment,
+    GateOutcome,
+    assess_table,
+    release_window,
+    resend_signals,
+    signal_windows,
+)
 from frazil.signals.signal import SignalState
-from frazil.signals.signal_table import IDENTIFIER, TableSignals, newest_signals
-from frazil.spec.load import streams_of
+from frazil.signals.signal_table import SIGNALS_TABLE, TableSignals, load_newest_signals
+from frazil.spec.load import find_streams_of
 from frazil.table.branches import head_of
 from tests.unit.signals.minutes import HOUR, MINUTE, NOON, NOW_MS, Minutes, facts
 
@@ -52,7 +59,7 @@ def test_nothing_is_signalled_of_the_time_before_the_first_check_unless_the_stre
     minutes.send(0, 130)
     assert minutes.signal() == []
     other = Minutes(tmp_path, extra="complete-from: 2013-12-30T10:00:00Z\n")
-    assert assess(minutes.catalog, [other.spec]).decision.complete == ()  # the first look has decided
+    assert assess_table(minutes.catalog, [other.spec]).decision.complete == ()  # the first look has decided
 
 
 def test_complete_from_reaches_back_and_empty_windows_are_complete_too(tmp_path, frazil_home):  # noqa: ARG001
@@ -84,7 +91,7 @@ def test_signals_of_two_checks_at_once_are_sent_once(minutes):
     assert len(signal_windows(minutes.catalog, first, clock_ms=NOW_MS)) == 1
     assert signal_windows(minutes.catalog, second, clock_ms=NOW_MS) == ()
     assert len(minutes.stored()) == 1
-    data = Path(minutes.catalog.load_table(IDENTIFIER).location().removeprefix("file://")) / "data"
+    data = Path(minutes.catalog.load_table(SIGNALS_TABLE).location().removeprefix("file://")) / "data"
     assert len(list(data.rglob("*.parquet"))) == 1, "what the slower one wrote is gone"
 
 
@@ -140,7 +147,7 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
     freed = release_window(minutes.catalog, minutes.spec, noon, note="released by op: known outage", clock_ms=NOW_MS)
     assert (freed.revision, freed.rows, freed.state, freed.sent) == (1, 50, SignalState.RELEASED, True)
     assert freed.snapshot_id == head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
-    (newest, _) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
+    (newest, _) = load_newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + 2 * HOUR)
     assert newest.note == "released by op: known outage"
     with pytest.raises(SpecError, match=r"window 2013-12-30T12 of demo\.minutes is not held"):
         release_window(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
@@ -231,7 +238,7 @@ def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, t
     assert "the watermark of others cannot be used: no valid file declares the stream" in seen.decision.reason
     (tmp_path / "others.yaml").write_text("name: others\ntable: demo.minutes\n")
     with pytest.raises(SpecError, match=r"others\.yaml"):
-        streams_of(tmp_path, "demo.minutes")
+        find_streams_of(tmp_path, "demo.minutes")
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -243,7 +250,7 @@ def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_say
     late.send(10, 130)
     assert [key for key, *_ in late.signal()] == ["T10", "T11"]
     impatient = late.spec.model_copy(update={"lateness": timedelta(0)})
-    seen = assess(late.catalog, [impatient])
+    seen = assess_table(late.catalog, [impatient])
     assert seen is not None
     assert seen.decision.complete == ()
     assert "rows of minutes since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
@@ -254,7 +261,7 @@ def test_signals_after_one_are_found_when_the_history_was_expired(minutes):
         minutes.send(60 * hour, 60 * hour + 61)
         minutes.signal()
     assert [s.partition[-3:] for s in TableSignals.load(minutes.catalog, "demo.minutes").after(2)] == ["T15", "T16"]
-    signals = minutes.catalog.load_table(IDENTIFIER)
+    signals = minutes.catalog.load_table(SIGNALS_TABLE)
     expire = signals.maintenance.expire_snapshots()
     for snapshot in signals.snapshots()[:-1]:
         expire = expire.by_id(snapshot.snapshot_id)
@@ -265,7 +272,7 @@ def test_signals_after_one_are_found_when_the_history_was_expired(minutes):
 def test_a_cursor_that_was_edited_by_hand_is_refused(minutes):
     minutes.send(0, 70)
     minutes.signal()
-    signals = minutes.catalog.load_table(IDENTIFIER)
+    signals = minutes.catalog.load_table(SIGNALS_TABLE)
     with signals.transaction() as change:
         change.set_properties({"frazil.signals.demo.minutes": "{}"})
     with pytest.raises(MarkerUnreadable, match="edited by hand"):
@@ -277,7 +284,7 @@ def test_more_late_windows_than_a_summary_carries_are_counted_in_the_files(minut
     head = head_of(minutes.made.tables.main.refresh().metadata)
     minutes.send(0, 190 * 60)
     table = minutes.made.tables.main.refresh()
-    assert head_of(table.metadata).summary.get(WINDOWS) is None
+    assert head_of(table.metadata).summary.get(WINDOWS_KEY) is None
     cursor = Cursor(Grain.HOUR, NOON + HOUR, NOON + 150 * HOUR, head.sequence_number)
     late = late_rows(table, cursor, column="at", grain=Grain.HOUR)
     assert late == {NOON + h * HOUR: 60 for h in range(1, 150)}
@@ -368,10 +375,10 @@ def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(mi
     minutes.signal()
     minutes.send(10, 70)
     minutes.signal()
-    (before,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    (before,) = load_newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     minutes.made.tables.main.refresh().delete("at < '2013-12-30T12:10:00+00:00'")
     assert minutes.signal() == []
-    (after,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    (after,) = load_newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     assert after == before
     assert after.snapshot_id != head_of(minutes.made.tables.main.refresh().metadata).snapshot_id
     minutes.send(5, 6)
@@ -393,7 +400,7 @@ def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes,
         patch.setattr(
             type(catalog), "load_table", lambda self, name: old if name == "demo.minutes" else load(self, name)
         )
-        seen = assess(catalog, [minutes.spec])
+        seen = assess_table(catalog, [minutes.spec])
         assert "an older state of demo.minutes than the one already signalled" in seen.decision.reason
         assert signal_windows(catalog, seen, clock_ms=NOW_MS) == ()
         with pytest.raises(CommitUnavailable, match="older state"):
@@ -438,9 +445,9 @@ def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes)
 
 def test_a_stream_without_windows_is_never_checked(minutes):
     spec = minutes.spec.model_copy(update={"complete": "none"})
-    assert assess(minutes.catalog, [spec]) is None
+    assert assess_table(minutes.catalog, [spec]) is None
     nowhere = spec.table.model_copy(update={"identifier": "demo.nowhere"})
-    assert assess(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
+    assert assess_table(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
 
 
 def test_a_signal_survives_its_way_through_the_table(minutes):
@@ -448,5 +455,5 @@ def test_a_signal_survives_its_way_through_the_table(minutes):
     minutes.signal()
     minutes.send(60, 61)
     (made,) = signal_windows(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
-    (read,) = newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
+    (read,) = load_newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     assert read == dataclasses.replace(made, number=1)

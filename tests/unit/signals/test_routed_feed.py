@@ -12,10 +12,10 @@ import yaml
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.signals import completion
-from frazil.signals.completion import Assessment, assess, signal_windows
-from frazil.spec.load import load_streams, streams_of
+from frazil.signals.completion import Assessment, assess_table, signal_windows
+from frazil.spec.load import find_streams_of, load_streams
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, seen_by, with_windows
+from frazil.spec.routed_stream import RoutedStream, list_windowed_views, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 
@@ -40,9 +40,9 @@ def made() -> MadeRoute:
 
 
 def seen(made: MadeRoute, table: str = "shop.orders") -> Assessment:
-    view = seen_by(made.spec, table)
+    view = view_from_table(made.spec, table)
     assert view is not None
-    found = assess(load_catalog(None), [view])
+    found = assess_table(load_catalog(None), [view])
     assert found is not None
     return found
 
@@ -132,11 +132,11 @@ def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) ->
     text = declared().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     assert list(load_streams(tmp_path).values())
-    (orders,), (payments,) = streams_of(tmp_path, "shop.orders"), streams_of(tmp_path, "shop.payments")
+    (orders,), (payments,) = find_streams_of(tmp_path, "shop.orders"), find_streams_of(tmp_path, "shop.payments")
     assert isinstance(orders, RoutedStream)
     assert (orders.default_table, orders.table.identifier, orders.window) == ("shop.other", "shop.orders", "hour")
     assert payments.window is None
-    assert [view.table.identifier for view in with_windows(declared())] == ["shop.other", "shop.orders"]
+    assert [view.table.identifier for view in list_windowed_views(declared())] == ["shop.other", "shop.orders"]
 
 
 @pytest.mark.parametrize(

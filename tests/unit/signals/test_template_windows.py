@@ -19,18 +19,18 @@ from frazil.partitions.windows import Window
 from frazil.signals import signal_table
 from frazil.signals.completion import (
     GateOutcome,
-    assess,
     assess_group,
+    assess_table,
+    load_window_status,
     release_window,
     resend_signals,
     signal_windows,
-    window_status,
 )
 from frazil.signals.signal_table import TableSignals
-from frazil.spec.conflicts import conflicts
-from frazil.spec.load import streams_of
+from frazil.spec.conflicts import find_conflicts
+from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, feeding, seen_by, signalled_as
+from frazil.spec.routed_stream import RoutedStream, feeding, signalled_as, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 from tests.unit.signals.test_routed_feed import hour
@@ -52,7 +52,7 @@ def begun(*values: str, **more: Any) -> MadeRoute:
 
 
 def group(spec: StreamSpec) -> RoutedStream:
-    view = seen_by(spec, TEMPLATE)
+    view = view_from_table(spec, TEMPLATE)
     assert isinstance(view, RoutedStream)
     return view
 
@@ -122,7 +122,7 @@ def test_signals_of_all_tables_are_one_commit_and_have_the_groups_numbers() -> N
     assert signalled(made) == set()
     made.run({"main": 1}, at_us=hour(2.5))
     assert len(signalled(made)) == 40
-    signals = catalog.load_table(signal_table.IDENTIFIER)
+    signals = catalog.load_table(signal_table.SIGNALS_TABLE)
     assert len(signals.metadata.snapshots) <= 2
     whole = TableSignals.load(catalog, TEMPLATE)
     rows = whole.after(0)
@@ -200,7 +200,7 @@ def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
     foreign = catalog.create_table("shop.raw_foreign", catalog.load_table("shop.raw_web").schema())
     assert {one.signals.table for one in assess_group(catalog, group(made.spec))} == {"shop.raw_web"}
     with pytest.raises(Exception, match=r"shop did not create shop\.raw_foreign"):
-        window_status(feeding([made.spec], str(".".join(foreign.name()))), "2023-11-14T22")
+        load_window_status(feeding([made.spec], str(".".join(foreign.name()))), "2023-11-14T22")
 
 
 def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keeps_its_cursor() -> None:
@@ -213,7 +213,7 @@ def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keep
     catalog = load_catalog(None)
     (view,) = feeding([made.spec], "shop.raw_web")
     assert signalled_as(view) == "shop.raw_web"
-    seen = assess(catalog, [view])
+    seen = assess_table(catalog, [view])
     assert seen is not None
     assert [s.partition for s in signal_windows(catalog, seen, clock_ms=1)] == ["2023-11-14T23"]
     assert TableSignals.load(catalog, "shop.raw_web").group is None
@@ -234,13 +234,13 @@ def test_a_made_table_is_found_by_its_name_and_a_stream_that_names_it_comes_firs
     for spec in (declared(), shop(name="own", table="shop.raw_own", route=None)):
         text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         (tmp_path / f"{spec.name}.yaml").write_text(yaml.safe_dump(text))
-    assert [(s.name, s.window) for s in streams_of(tmp_path, "shop.raw_web")] == [("shop", "hour")]
-    assert [(s.name, s.window) for s in streams_of(tmp_path, "shop.raw_own")] == [("own", None)]
+    assert [(s.name, s.window) for s in find_streams_of(tmp_path, "shop.raw_web")] == [("shop", "hour")]
+    assert [(s.name, s.window) for s in find_streams_of(tmp_path, "shop.raw_own")] == [("own", None)]
 
 
 def test_two_streams_do_not_signal_the_same_template() -> None:
     specs = {Path(name): declared(name=name, table=f"shop.{name}") for name in ("one", "two")}
-    (said,) = [text for text in conflicts(specs) if "route.complete" in text]
+    (said,) = [text for text in find_conflicts(specs) if "route.complete" in text]
     assert said.endswith("is the template of the stream in one too; rename one")
 
 

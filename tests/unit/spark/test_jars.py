@@ -17,7 +17,7 @@ def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(tmp_path: Pat
     lock_file = tmp_path / "test.lock"
     lock_file.write_text("[both]\njars = []\n")
     with pytest.raises(EnvironmentUnusable, match="no set of jars 'tea'; available sets: both"):
-        jars.ensure("tea", lock_file)
+        jars.ensure_jars("tea", lock_file)
 
 
 def test_the_lock_file_pins_every_root(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.class_archive import java_options
-from frazil.spark.java import java_needed, parse_major, require_java
+from frazil.spark.class_archive import lean_java_options
+from frazil.spark.java import explain_java_errors, parse_major_version, require_java
 from frazil.spec.model import StreamSpec
 from frazil.stream.main import run_writer
 
@@ -50,12 +50,12 @@ def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
 
 @given(st.integers(9, 99), st.integers(0, 99))
 def test_the_major_version_is_read_from_what_java_prints(major: int, minor: int) -> None:
-    assert parse_major(f'openjdk version "{major}.{minor}.1" 2025-04-15') == major
+    assert parse_major_version(f'openjdk version "{major}.{minor}.1" 2025-04-15') == major
 
 
 def test_versions_before_9_were_written_otherwise() -> None:
-    assert parse_major('java version "1.8.0_402"') == 8
-    assert parse_major("command not found") is None
+    assert parse_major_version('java version "1.8.0_402"') == 8
+    assert parse_major_version("command not found") is None
 
 
 def test_a_writer_without_java_says_so_before_it_takes_over(
@@ -85,7 +85,7 @@ def test_a_writer_without_java_says_so_before_it_takes_over(
 def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(EnvironmentUnusable, match="is Java 11"), java_needed():
+    with pytest.raises(EnvironmentUnusable, match="is Java 11"), explain_java_errors():
         raise RuntimeError("Java gateway process exited before sending its port number")
 
 
@@ -93,4 +93,4 @@ def test_a_session_without_java_is_one_sentence(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(EnvironmentUnusable, match="Java 17 is missing"):
-        java_options()
+        lean_java_options()

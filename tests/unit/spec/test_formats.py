@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 from frazil.errors import SpecError
-from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, carried_format, format_of, plain_format, schema_of
+from frazil.spec.formats import (
+    AvroFormat,
+    CsvFormat,
+    JsonFormat,
+    dump_format,
+    dump_portable_format,
+    parse_format,
+    read_schema_text,
+)
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import environment_names
+from frazil.spec.references import find_environment_names
 
 Declare = Callable[..., Path]
 TIMED = {"text": "string", "raw": "binary", "at": "timestamptz"}
@@ -44,17 +52,17 @@ def test_a_schemas_file_lies_beside_the_declaration_wherever_it_is_read_from(
     (declared.parent / "ride.avsc").write_text('"string"')
     found = load_stream(declared).source.format
     assert isinstance(found, AvroFormat)
-    assert schema_of(found) == '"string"'
-    assert carried_format(found) == {"type": "avro", "schema-text": '"string"'}
-    assert plain_format(found) == {"type": "avro", "schema-file": "ride.avsc"}  # the same on every host
+    assert read_schema_text(found) == '"string"'
+    assert dump_portable_format(found) == {"type": "avro", "schema-text": '"string"'}
+    assert dump_format(found) == {"type": "avro", "schema-file": "ride.avsc"}  # the same on every host
     absolute = AvroFormat(schema_file=str(declared.parent / "ride.avsc"))
-    assert schema_of(absolute) == '"string"'
+    assert read_schema_text(absolute) == '"string"'
 
 
 def test_a_declared_format_survives_its_own_json(declare: Declare) -> None:
     spec = load_stream(declare(**avro(timeout="3s", token="${env:TOKEN}")))
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
-    assert environment_names(spec) == {"TOKEN"}
+    assert find_environment_names(spec) == {"TOKEN"}
 
 
 def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: Declare) -> None:
@@ -202,7 +210,7 @@ def test_the_registrys_authority_is_found_beside_the_declaration(declare: Declar
     assert isinstance(found, AvroFormat)
     assert found.registry is not None
     assert found.registry.ca_file == str(declared.parent / "ca/registry.pem")
-    assert format_of(plain_format(found)) == found
+    assert parse_format(dump_format(found)) == found
 
 
 def test_json_with_a_registry_is_framed_and_executors_need_no_registry(declare: Declare) -> None:
@@ -210,9 +218,9 @@ def test_json_with_a_registry_is_framed_and_executors_need_no_registry(declare: 
     found = load_stream(declare(source=source(format={"type": "json", "registry": registry}))).value_format
     assert isinstance(found, JsonFormat)
     assert found.framing == "confluent"
-    assert format_of(plain_format(found)) == found
-    assert carried_format(found) == {"type": "json", "framing": "confluent"}
+    assert parse_format(dump_format(found)) == found
+    assert dump_portable_format(found) == {"type": "json", "framing": "confluent"}
     bare = {"type": "json", "framing": "none", "registry": registry}
     unframed = load_stream(declare(source=source(format=bare))).value_format
     assert unframed == found.model_copy(update={"framing": "none"})
-    assert format_of(plain_format(unframed)) == unframed
+    assert parse_format(dump_format(unframed)) == unframed

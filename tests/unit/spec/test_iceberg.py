@@ -12,13 +12,13 @@ from pyiceberg.types import IcebergType, IntegerType, LongType, NestedField, Str
 
 from frazil.spec import iceberg
 from frazil.spec.load import load_stream
-from frazil.spec.types import PRIMITIVES
+from frazil.spec.types import PRIMITIVE_NAMES
 
 Declare = Callable[..., Path]
 
 
 def test_columns_keep_their_order_and_coordinates_come_last(declare: Declare) -> None:
-    schema = iceberg.schema(
+    schema = iceberg.table_schema(
         load_stream(declare(schema={"departed": {"type": "timestamptz", "doc": "when"}, "b": "int not null"}))
     )
     assert schema.fields == (
@@ -32,19 +32,25 @@ def test_columns_keep_their_order_and_coordinates_come_last(declare: Declare) ->
 
 
 def test_coordinates_can_be_switched_off(declare: Declare) -> None:
-    assert iceberg.schema(load_stream(declare(coordinates=False))).column_names == ["carrier", "departed", "delay"]
+    assert iceberg.table_schema(load_stream(declare(coordinates=False))).column_names == [
+        "carrier",
+        "departed",
+        "delay",
+    ]
 
 
 def test_nested_fields_have_ids_of_their_own(declare: Declare) -> None:
     nested = "map<string, list<struct<a: int not null, b: decimal(9, 2)>>>"
-    schema = iceberg.schema(load_stream(declare(schema={"n": nested, "departed": "timestamptz"}, coordinates=False)))
+    schema = iceberg.table_schema(
+        load_stream(declare(schema={"n": nested, "departed": "timestamptz"}, coordinates=False))
+    )
     assert str(schema.find_type("n")) == ("map<string, list<struct<6: a: required int, 7: b: optional decimal(9, 2)>>>")
     assert sorted(schema._lazy_id_to_name) == list(range(1, 8))
 
 
-@pytest.mark.parametrize("name", [*PRIMITIVES, "decimal(9, 2)", "fixed[4]"])
+@pytest.mark.parametrize("name", [*PRIMITIVE_NAMES, "decimal(9, 2)", "fixed[4]"])
 def test_every_primitive_is_pyicebergs_own(declare: Declare, name: str) -> None:
-    schema = iceberg.schema(load_stream(declare(schema={"x": name, "departed": "timestamptz"})))
+    schema = iceberg.table_schema(load_stream(declare(schema={"x": name, "departed": "timestamptz"})))
     assert schema.find_type("x") == IcebergType.handle_primitive_type(name, None)  # type: ignore[arg-type]
 
 
@@ -60,9 +66,11 @@ def test_every_primitive_is_pyicebergs_own(declare: Declare, name: str) -> None:
 )
 def test_a_column_is_written_as_a_declaration_has_it(declare: Declare, text: str) -> None:
     def column(declared: dict[str, str]) -> NestedField:
-        return iceberg.schema(load_stream(declare(schema={**declared, "departed": "timestamptz"}))).find_field("a")
+        return iceberg.table_schema(load_stream(declare(schema={**declared, "departed": "timestamptz"}))).find_field(
+            "a"
+        )
 
-    line = iceberg.declaration(field := column({"a": text}))
+    line = iceberg.format_declaration(field := column({"a": text}))
     assert yaml.safe_load(line) == yaml.safe_load(f"{{{line}}}") == {"a": text}
     assert column(yaml.safe_load(line)) == field
 
@@ -80,7 +88,7 @@ def test_partitioning_is_named_as_spark_names_it(declare: Declare) -> None:
             ]
         )
     )
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     fields = iceberg.partition_spec(spec, schema).fields
     assert [(f.name, str(f.transform), f.source_id, f.field_id) for f in fields] == [
         ("departed_day", "day", 2, 1000),
@@ -95,13 +103,13 @@ def test_partitioning_is_named_as_spark_names_it(declare: Declare) -> None:
 def test_a_partition_source_may_stand_in_a_struct(declare: Declare) -> None:
     columns = {"departed": "timestamptz", "payload": "struct<at: timestamptz, id: long>"}
     spec = load_stream(declare(schema=columns, partition_by=["day(payload.at)"]))
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     assert iceberg.partition_spec(spec, schema).fields[0].source_id == schema.find_field("payload.at").field_id
 
 
 def test_a_sort_order_is_icebergs(declare: Declare) -> None:
     spec = load_stream(declare(sort_by=["carrier", "delay desc nulls first", "bucket(4, delay)"]))
-    fields = iceberg.sort_order(spec, iceberg.schema(spec)).fields
+    fields = iceberg.sort_order(spec, iceberg.table_schema(spec)).fields
     assert [(str(f.transform), f.source_id, f.direction.value, f.null_order.value) for f in fields] == [
         ("identity", 1, "asc", "nulls-first"),
         ("identity", 3, "desc", "nulls-first"),
@@ -111,8 +119,8 @@ def test_a_sort_order_is_icebergs(declare: Declare) -> None:
 
 def test_no_sort_order_is_the_unsorted_one(declare: Declare) -> None:
     spec = load_stream(declare())
-    assert iceberg.sort_order(spec, iceberg.schema(spec)).order_id == 0
-    assert iceberg.partition_spec(spec, iceberg.schema(spec)).is_unpartitioned()
+    assert iceberg.sort_order(spec, iceberg.table_schema(spec)).order_id == 0
+    assert iceberg.partition_spec(spec, iceberg.table_schema(spec)).is_unpartitioned()
 
 
 def test_dead_letters_are_partitioned_by_the_day_they_were_rejected() -> None:

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from frazil.spec.last_valid import EMPTY_MS, ENDING_MS, MOMENT_MS, STREAMS, Found, find_declared, recall
+from frazil.spec.last_valid import (
+    MAX_FILE_ABSENCE_MS,
+    MAX_FOLDER_ABSENCE_MS,
+    REMOVED_FILE_REPORT_MS,
+    STREAMS,
+    DeclaredFile,
+    find_declared,
+    recall_declaration,
+)
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 
@@ -35,7 +43,7 @@ def folder(frazil_home: Path, tmp_path: Path) -> Path:  # noqa: ARG001
     return made
 
 
-def check(folder: Path, now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
+def check(folder: Path, now_ms: int = NOW) -> dict[str, DeclaredFile[StreamSpec]]:
     return {one.path.stem: one for one in find_declared(folder, STREAMS, now_ms=now_ms)}
 
 
@@ -56,14 +64,14 @@ def test_a_broken_file_says_what_it_said_when_it_was_valid_last(folder: Path, br
         found = check(folder)
         assert (found["a"].spec, found["a"].removed) == (valid, False)
         assert str(folder / "a.yaml") in (found["a"].problem or "")
-    assert recall(folder, "a", STREAMS) == valid
+    assert recall_declaration(folder, "a", STREAMS) == valid
     (folder / "a.yaml").write_text(STREAM.format(name="a").replace("7m", "8m"))
     assert check(folder)["a"].problem is None
     assert check(folder)["a"].spec != valid
 
 
 def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Path) -> None:
-    def names(now_ms: int = NOW) -> dict[str, Found[StreamSpec]]:
+    def names(now_ms: int = NOW) -> dict[str, DeclaredFile[StreamSpec]]:
         return {one.spec.name: one for one in find_declared(folder, STREAMS, now_ms=now_ms) if one.spec}
 
     before = names()["a"].spec
@@ -71,8 +79,8 @@ def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Pa
     found = names()
     assert (set(found), found["a"].spec, found["a"].removed) == ({"a", "b", "c"}, before, False)
     assert (found["a"].problem or "").startswith(f"{folder / 'a.yaml'}: a is gone")
-    assert [name for name, one in names(NOW + MOMENT_MS).items() if one.removed] == ["a"]
-    assert set(names(NOW + MOMENT_MS + ENDING_MS)) == {"b", "c"}
+    assert [name for name, one in names(NOW + MAX_FILE_ABSENCE_MS).items() if one.removed] == ["a"]
+    assert set(names(NOW + MAX_FILE_ABSENCE_MS + REMOVED_FILE_REPORT_MS)) == {"b", "c"}
     (folder / "b.yaml").write_text(STREAM.format(name="c"))
     (folder / "a.yaml").write_text(STREAM.format(name="b"))
     assert set(names()) == {"b", "c"}, "two swapped their names"
@@ -131,11 +139,14 @@ def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
 def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder: Path) -> None:
     check(folder)
     (folder / "a.yaml").unlink()
-    for now_ms in (NOW, NOW + MOMENT_MS - 1):
+    for now_ms in (NOW, NOW + MAX_FILE_ABSENCE_MS - 1):
         assert (check(folder, now_ms)["a"].removed, check(folder, now_ms)["a"].missing) == (False, True)
-    assert (check(folder, NOW + MOMENT_MS)["a"].removed, check(folder, NOW + MOMENT_MS)["a"].missing) == (True, False)
-    assert "was removed" in (check(folder, NOW + MOMENT_MS)["a"].problem or "")
-    assert set(check(folder, NOW + MOMENT_MS + ENDING_MS)) == {"b"}
+    assert (
+        check(folder, NOW + MAX_FILE_ABSENCE_MS)["a"].removed,
+        check(folder, NOW + MAX_FILE_ABSENCE_MS)["a"].missing,
+    ) == (True, False)
+    assert "was removed" in (check(folder, NOW + MAX_FILE_ABSENCE_MS)["a"].problem or "")
+    assert set(check(folder, NOW + MAX_FILE_ABSENCE_MS + REMOVED_FILE_REPORT_MS)) == {"b"}
     assert set(check(folder, NOW)) == {"b"}
     (folder / "a.yaml").write_text(STREAM.format(name="a"))
     assert check(folder)["a"].problem is None
@@ -147,17 +158,17 @@ def test_a_file_that_comes_back_is_as_if_it_had_never_gone(folder: Path) -> None
     (folder / "a.yaml").unlink()
     check(folder)
     (folder / "a.yaml").write_text(text)
-    check(folder, NOW + MOMENT_MS)
+    check(folder, NOW + MAX_FILE_ABSENCE_MS)
     (folder / "a.yaml").unlink()
-    assert not check(folder, NOW + 2 * MOMENT_MS)["a"].removed
+    assert not check(folder, NOW + 2 * MAX_FILE_ABSENCE_MS)["a"].removed
 
 
 def test_a_clock_that_is_put_back_forgets_nothing_early(folder: Path) -> None:
     check(folder)
     (folder / "a.yaml").unlink()
     check(folder, NOW)
-    assert not check(folder, NOW - 10 * ENDING_MS)["a"].removed
-    assert not check(folder, NOW - 10 * ENDING_MS + MOMENT_MS - 1)["a"].removed
+    assert not check(folder, NOW - 10 * REMOVED_FILE_REPORT_MS)["a"].removed
+    assert not check(folder, NOW - 10 * REMOVED_FILE_REPORT_MS + MAX_FILE_ABSENCE_MS - 1)["a"].removed
 
 
 def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never(folder: Path) -> None:
@@ -166,14 +177,14 @@ def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never
     for file in kept:
         file.unlink()
     assert not any(one.removed or one.missing for one in check(folder, NOW).values())
-    assert not any(one.removed for one in check(folder, NOW + EMPTY_MS - 1).values())
+    assert not any(one.removed for one in check(folder, NOW + MAX_FOLDER_ABSENCE_MS - 1).values())
     folder.rmdir()
-    for now_ms in (NOW + EMPTY_MS, NOW + 100 * ENDING_MS):
+    for now_ms in (NOW + MAX_FOLDER_ABSENCE_MS, NOW + 100 * REMOVED_FILE_REPORT_MS):
         found = check(folder, now_ms)
         assert {name: one.spec for name, one in found.items()} == {name: one.spec for name, one in before.items()}
         assert all("cannot be read" in (one.problem or "") and not one.removed for one in found.values())
     folder.mkdir()
-    assert all(one.removed for one in check(folder, NOW + EMPTY_MS).values())
+    assert all(one.removed for one in check(folder, NOW + MAX_FOLDER_ABSENCE_MS).values())
 
 
 def test_a_renamed_file_is_the_same_stream(folder: Path) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.spec.iceberg import _PRIMITIVES, _TRANSFORMS
-from frazil.spec.layout import TRANSFORMS, Term, fits, parse_sort_term, parse_term
-from frazil.spec.types import PRIMITIVES, Primitive
+from frazil.spec.layout import TRANSFORMS, Term, can_transform, parse_sort_term, parse_term
+from frazil.spec.types import PRIMITIVE_NAMES, Primitive
 
 WIDTHS = {"bucket": 16, "truncate": 4}
 
@@ -85,8 +85,8 @@ def test_any_text_is_a_term_or_a_value_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", [*PRIMITIVES, "decimal", "fixed"])
+@pytest.mark.parametrize("name", [*PRIMITIVE_NAMES, "decimal", "fixed"])
 def test_a_transform_fits_the_types_that_pyiceberg_says(transform: str, name: str) -> None:
     arguments = {"decimal": (9, 2), "fixed": (4,)}.get(name, ())
     theirs = _TRANSFORMS[transform](*([WIDTHS[transform]] if transform in WIDTHS else []))
-    assert fits(transform, Primitive(name, arguments)) == theirs.can_transform(_PRIMITIVES[name](*arguments))
+    assert can_transform(transform, Primitive(name, arguments)) == theirs.can_transform(_PRIMITIVES[name](*arguments))

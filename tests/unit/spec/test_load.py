@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from frazil.errors import SpecError
 from frazil.spec.load import find_stream, load_stream, load_streams
 from frazil.spec.model import StreamSpec
-from frazil.stream.throttle import Bounds
+from frazil.stream.throttle import MetadataBounds
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
@@ -164,8 +164,10 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
             }
         },
         [
-            "resources.package: 'frazil-package.tar.gz' cannot be used for a driver in a pod; install frazil in its "
-            "image"
+            (
+                "resources.package: 'frazil-package.tar.gz' cannot be used for a driver in a pod; "
+                "install frazil in its image"
+            )
         ],
     ),
     (
@@ -956,7 +958,7 @@ def test_the_fingerprint_of_a_writer_has_of_maintenance_what_its_throttle_reads(
     before = load_stream(declare(commit={"throttle": throttle}))
     after = load_stream(declare(commit={"throttle": throttle}, maintenance=maintenance))
     assert (before.fingerprint() != after.fingerprint()) is (read and throttle != "off")
-    assert (Bounds.for_stream(before) != Bounds.for_stream(after)) is read
+    assert (MetadataBounds.for_stream(before) != MetadataBounds.for_stream(after)) is read
 
 
 def test_a_stream_survives_its_own_json(declare: Declare) -> None:

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from frazil.errors import SpecError
 from frazil.spec.load import load_stream
 from frazil.spec.references import (
-    connections,
-    executors_kafka_properties,
-    kafka_properties,
-    problem_in,
+    executor_kafka_properties,
+    find_connections,
+    find_reference_problem,
     resolve,
-    resolve_all,
+    resolve_kafka_properties,
+    resolve_properties,
 )
 
 JSON_CONNECTION = json.dumps(
@@ -80,7 +80,7 @@ def test_a_broken_connection_is_reported_without_its_text(broken: str) -> None:
 
 @pytest.mark.parametrize("text", ["${FOO}", "${env:}", "${env:1x}", "${airflow:conn}", "${vault:x}", "a ${} b"])
 def test_a_reference_that_cannot_be_read_says_what_to_write(text: str) -> None:
-    assert "${env:NAME}" in (problem_in(text) or "")
+    assert "${env:NAME}" in (find_reference_problem(text) or "")
     with pytest.raises(SpecError, match="env:NAME"):
         resolve(text, {})
 
@@ -92,23 +92,23 @@ def test_kafka_properties_are_the_brokers_and_what_was_declared(declare: Callabl
         "properties": {"sasl.username": "${airflow:k.login}", "sasl.password": "${airflow:k.password}", "debug": "all"},
     }
     spec = load_stream(declare(source=source, resources={"spark": {"spark.x": "${airflow:other.host}"}}))
-    assert connections(spec) == {"k", "other"}
-    assert kafka_properties(spec, {"AIRFLOW_CONN_K": JSON_CONNECTION}) == {
+    assert find_connections(spec) == {"k", "other"}
+    assert resolve_kafka_properties(spec, {"AIRFLOW_CONN_K": JSON_CONNECTION}) == {
         "bootstrap.servers": "127.0.0.1:9092",
         "sasl.username": "me",
         "sasl.password": "p@s/s",
         "debug": "all",
     }
-    assert executors_kafka_properties(spec, {"AIRFLOW_CONN_K": JSON_CONNECTION, "KAFKA": "broker:1"}) == {
+    assert executor_kafka_properties(spec, {"AIRFLOW_CONN_K": JSON_CONNECTION, "KAFKA": "broker:1"}) == {
         "bootstrap.servers": "broker:1",
         "sasl.username": "${airflow:k.login}",
         "sasl.password": "${airflow:k.password}",
         "debug": "all",
     }
     with pytest.raises(SpecError, match=r"stream flights: source: sasl\.username: the Airflow connection 'k'"):
-        kafka_properties(spec, {})
+        resolve_kafka_properties(spec, {})
 
 
 def test_resolving_properties_names_the_key() -> None:
     with pytest.raises(SpecError, match=r"a\.b: the environment variable X"):
-        resolve_all({"a.b": "${env:X}"}, {})
+        resolve_properties({"a.b": "${env:X}"}, {})

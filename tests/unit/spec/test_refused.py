@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.spec.refused import REFUSED
+from frazil.spec.refused import REFUSALS
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "declare-a-stream.md"
 CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coordinates": "`coordinates: false`"}
@@ -14,7 +14,7 @@ CALLED["transform"] = "`unnest`"
 def test_the_documentation_has_each_pair_that_is_refused() -> None:
     _, _, section = PAGE.read_text().partition("## What does not go together")
     rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
-    for feature, place, values, _ in REFUSED:
+    for feature, place, values, _ in REFUSALS:
         whole = len(values) > 1 or place == "commit.align"
         named = CALLED.get(place, f"`{place}`" if whole else f"`{place}: {values[0]}`")
         assert any(f"`{feature}`" in left and named in right for left, right in rows), (feature, place)

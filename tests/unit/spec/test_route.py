@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frazil.errors import SpecError
-from frazil.spec.load import check_tables_are_free, find_stream, load_stream, load_streams
-from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, name_part, plain_value
+from frazil.spec.load import check_tables_are_unowned, find_stream, load_stream, load_streams
+from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, derive_name_part, extract_value
 
 Declare = Callable[..., Path]
 
@@ -150,15 +150,15 @@ def test_a_writer_is_restarted_for_its_route_alone(declare: Declare) -> None:
 
 def test_a_plain_value_is_a_name_as_it_is() -> None:
     route = Route(by="topic", template="shop.raw_{value}")
-    assert route.made_table("orders") == "shop.raw_orders"
-    assert name_part("a" * MAX_VALUE_CHARACTERS_IN_NAME) == "a" * MAX_VALUE_CHARACTERS_IN_NAME
+    assert route.derive_table_name("orders") == "shop.raw_orders"
+    assert derive_name_part("a" * MAX_VALUE_CHARACTERS_IN_NAME) == "a" * MAX_VALUE_CHARACTERS_IN_NAME
 
 
 @given(st.sampled_from(["a", "ab_c", "A", "a b", "a_0123456789ab", ""]))
 def test_a_plain_name_shows_its_value(value: str) -> None:
     route = Route(by="topic", template="shop.raw_{value}_v1")
-    shown = plain_value(route, route.made_table(value))
-    assert shown == (value if name_part(value) == value else None)
+    shown = extract_value(route, route.derive_table_name(value))
+    assert shown == (value if derive_name_part(value) == value else None)
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
@@ -168,9 +168,9 @@ def test_a_plain_name_shows_its_value(value: str) -> None:
 @example("", "value")
 @example("a" * 65, "a" * 66)
 def test_different_values_have_different_names_that_every_catalog_takes(one: str, other: str) -> None:
-    assert (name_part(one) == name_part(other)) == (one == other)
-    assert (name_part(name_part(one)) == name_part(other)) == (name_part(one) == other)
-    name = name_part(one)
+    assert (derive_name_part(one) == derive_name_part(other)) == (one == other)
+    assert (derive_name_part(derive_name_part(one)) == derive_name_part(other)) == (derive_name_part(one) == other)
+    name = derive_name_part(one)
     assert name.isascii()
     assert name.replace("_", "a").isalnum()
     assert name == name.lower()
@@ -184,8 +184,8 @@ def test_no_writer_starts_that_would_write_into_another_streams_table(declare: D
     declare("2.yaml", schema=schema, name="other", table="demo.other")
     (tmp_path / "3.yaml").write_text("name: broken\nschema: 7\n")
     with pytest.raises(SpecError, match=r"1\.yaml: route\.tables\.AA: 'demo\.other' is a table of the stream in"):
-        check_tables_are_free(tmp_path, find_stream(tmp_path, "flights"))
-    check_tables_are_free(tmp_path, find_stream(tmp_path, "other"))
+        check_tables_are_unowned(tmp_path, find_stream(tmp_path, "flights"))
+    check_tables_are_unowned(tmp_path, find_stream(tmp_path, "other"))
 
 
 def test_a_table_of_a_route_is_no_other_streams_own(declare: Declare, tmp_path: Path) -> None:

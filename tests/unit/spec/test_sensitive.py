@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.ingest.sealing import Sealer
 from frazil.spec.load import load_stream
-from frazil.stream.evolve import evolve_table, without_hidden
+from frazil.stream.evolve import evolve_table, refuse_sensitive_fields
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import Addition, Relaxation
 from frazil.table.renamed import ColumnChanges, change_columns
@@ -83,7 +83,7 @@ def test_no_change_brings_a_dropped_field() -> None:
         Relaxation(("home", "city")),
         Relaxation(("ssn",)),
     ]
-    kept, refused = without_hidden(requested, [("ssn",), ("home", "street")])
+    kept, refused = refuse_sensitive_fields(requested, [("ssn",), ("home", "street")])
     assert kept == requested[3:]
     assert [refusal.path for refusal in refused] == [("SSN",), ("ssn", "digits"), ("home",)]
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.spec.types import PRIMITIVES, Field, List, Map, Primitive, Struct, Type, parse_type
+from frazil.spec.types import PRIMITIVE_NAMES, Field, List, Map, Primitive, Struct, Type, parse_type
 
 primitives = st.one_of(
-    st.sampled_from(PRIMITIVES).map(Primitive),
+    st.sampled_from(PRIMITIVE_NAMES).map(Primitive),
     st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: Primitive("decimal", (p, s)))),
     st.integers(1, 1000).map(lambda n: Primitive("fixed", (n,))),
 )

@@ -7,7 +7,7 @@ import pytest
 from frazil.spec import iceberg
 from frazil.spec.inconsistent import Problem
 from frazil.spec.model import StreamSpec
-from frazil.spec.rules import problems
+from frazil.spec.rules import find_problems
 from frazil.table.declared import declared_table
 
 ORDERS = {
@@ -37,7 +37,7 @@ def found(**extra: object) -> dict[str, str]:
     except ValueError as error:
         context = error.errors()[0].get("ctx", {}).get("error")  # type: ignore[attr-defined]
         return {p.key: p.message for p in getattr(context, "problems", (Problem("?", None, str(error)),))}
-    assert problems(spec) == ()
+    assert find_problems(spec) == ()
     return {}
 
 
@@ -112,7 +112,7 @@ def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own
 
 def test_the_key_is_the_identifier_of_the_table_and_stays_required_whatever_evolves() -> None:
     spec = StreamSpec.model_validate({**ORDERS, "mode": "upsert", "key": ["ref", "id"], "evolution": "full"})
-    schema = iceberg.schema(spec)
+    schema = iceberg.table_schema(spec)
     assert schema.identifier_field_names() == {"id", "ref"}
     assert not {"id", "ref"} & declared_table(spec).relaxable
 

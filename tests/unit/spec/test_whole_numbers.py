@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from frazil.errors import SpecError
 from frazil.spec import json_schema
 from frazil.spec.load import validate_stream
-from frazil.spec.values import Whole
+from frazil.spec.values import IntegerBounds
 from tests.unit.spec.test_every_part import PARTS, Part, declared_with
 
 VALIDATOR = Draft202012Validator(json_schema.stream_schema())
@@ -30,10 +30,10 @@ NO_COUNTS = {"delete.values", "dead-letters.circuit.share"} | {
 """Values of records, and a percentage that may be written with its sign."""
 
 
-def bounds(field: FieldInfo) -> Iterator[Whole]:
+def bounds(field: FieldInfo) -> Iterator[IntegerBounds]:
     """The bounds of a key, if whole numbers are its values."""
     inner = [item for part in get_args(field.annotation) if get_origin(part) is Annotated for item in get_args(part)]
-    yield from (item for item in (*field.metadata, *inner) if isinstance(item, Whole))
+    yield from (item for item in (*field.metadata, *inner) if isinstance(item, IntegerBounds))
 
 
 def has_int(annotation: Any) -> bool:
@@ -51,7 +51,7 @@ def test_all_counts_of_a_declaration_have_bounds() -> None:
 
 @pytest.mark.parametrize(("part", "model", "within"), BOUNDED, ids=[".".join(map(str, p)) for p, _, _ in BOUNDED])
 def test_a_count_beyond_its_bounds_or_a_switch_is_refused_by_the_loader_and_the_schema(
-    part: Part, model: type[BaseModel], within: Whole
+    part: Part, model: type[BaseModel], within: IntegerBounds
 ) -> None:
     key = ".".join(map(str, part))
     for value in (within.minimum - 1, within.maximum + 1, 10**30, True, False):
@@ -73,7 +73,7 @@ def _mentions(error: Any, key: object) -> bool:
 def test_exactly_the_whole_numbers_within_the_bounds_are_taken(
     pair: tuple[int, int], beside: int, value: int | bool | None
 ) -> None:
-    within = Whole(min(pair), max(pair))
+    within = IntegerBounds(min(pair), max(pair))
     model: Any = create_model(
         "Any", number=(Annotated[int, within], ...), perhaps=(Annotated[int, within] | None, None)
     )

@@ -11,7 +11,7 @@ from frazil.host.launcher import ProcessState
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
 from frazil.supervise.decide import decide
-from frazil.supervise.observed import Declared, Observed, Removed, Unreadable
+from frazil.supervise.observed import DecisionInput, RemovedDeclaration, UnreadableState, ValidDeclaration
 from tests.unit.supervise.test_decide import (
     GIVEN_UP,
     MINUTE,
@@ -37,7 +37,7 @@ def well(**changes: object) -> Heartbeat:
     return dataclasses.replace(make_heartbeat(), last_commit_at_ms=NOW - 1_000, **changes)
 
 
-def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
+def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState:
     """The state on the writer's task."""
     decision = decide(observed, now_ms=NOW, policy=POLICY)
     return derive_from_decision(StreamState("s"), observed, decision, now_ms=NOW, problem=problem)
@@ -62,9 +62,9 @@ def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
         (State.REGISTRY_UNREACHABLE, alive(well(outage="no schema", outage_code=28)), "no schema"),
         (State.TOPIC_MISSING, alive(well(outage="no topic matches", outage_code=24)), "no topic matches"),
         (State.STOPPING, alive(well(), desired=PAUSED), "paused by ana"),
-        (State.STOPPING, alive(well(), declared=Declared("f2")), "the spec changed"),
+        (State.STOPPING, alive(well(), declared=ValidDeclaration("f2")), "the spec changed"),
         (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
-        (State.STOPPED, ended(exit_(1), desired=Unreadable("no catalog")), "no catalog"),
+        (State.STOPPED, ended(exit_(1), desired=UnreadableState("no catalog")), "no catalog"),
         (State.STOPPED, ended(*crashes(2)), "2 times in a row"),
         (State.CRASH_LOOPING, ended(*crashes(3)), "3 times in a row"),
         (State.CRASH_LOOPING, ended(*crashes(9, code=20)), "9 times in a row"),
@@ -78,13 +78,17 @@ def shown(observed: Observed, *, problem: str | None = None) -> StreamState:
         (State.GIVEN_UP, ended(*crashes(9)), "5 crashes|9 crashes"),
         (State.GIVEN_UP, ended(*crashes(9), notes=GIVEN_UP), "given up: "),
         (State.GIVEN_UP, ended(exit_(11)), "exit code 11"),
-        (State.GIVEN_UP, never(declared=Unreadable("x.yaml: no")), "x.yaml: no"),
-        (State.REMOVED, ended(exit_(0), declared=Removed(NOW - MINUTE)), "was removed"),
-        (State.REMOVED, ended(exit_(0), declared=Removed(NOW)), "was removed"),
-        (State.REMOVED, alive(well(), state=ProcessState.HOSTED, declared=Removed(NOW - MINUTE)), "the application"),
+        (State.GIVEN_UP, never(declared=UnreadableState("x.yaml: no")), "x.yaml: no"),
+        (State.REMOVED, ended(exit_(0), declared=RemovedDeclaration(NOW - MINUTE)), "was removed"),
+        (State.REMOVED, ended(exit_(0), declared=RemovedDeclaration(NOW)), "was removed"),
+        (
+            State.REMOVED,
+            alive(well(), state=ProcessState.HOSTED, declared=RemovedDeclaration(NOW - MINUTE)),
+            "the application",
+        ),
     ],
 )
-def test_the_state_of_a_writer(state: State, observed: Observed, words: str) -> None:
+def test_the_state_of_a_writer(state: State, observed: DecisionInput, words: str) -> None:
     found = shown(observed)
     assert found.state is state
     assert any(word in found.sentence for word in words.split("|")), found.sentence
@@ -127,5 +131,5 @@ def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_reported() -> No
 
 
 def test_a_desired_state_that_cannot_be_read_hides_no_running_writer() -> None:
-    seen = alive(well(), desired=Unreadable("no catalog"))
+    seen = alive(well(), desired=UnreadableState("no catalog"))
     assert shown(seen).state is State.RUNNING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.status.flow import BUCKETS, DAY_MS, HOUR_MS, CommitCounts, counted_since, flow
+from frazil.status.flow import DAY_MS, HOUR_MS, LAST_HOUR_BUCKETS, CommitCounts, compute_rates, counted_since
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
@@ -19,12 +19,12 @@ def commit(minutes_ago: float, records: int = 0, rejected: int = 0) -> CommitCou
 
 
 def of(*commits: CommitCounts, over_minutes: int = 10):  # type: ignore[no-untyped-def]
-    return flow(commits, over_ms=over_minutes * MINUTE_MS, now_ms=NOW_MS)
+    return compute_rates(commits, over_ms=over_minutes * MINUTE_MS, now_ms=NOW_MS)
 
 
 def test_without_a_commit_no_rate_is_known():
     assert of().records_per_s is None
-    assert of().last_hour == (0,) * BUCKETS
+    assert of().last_hour == (0,) * LAST_HOUR_BUCKETS
 
 
 def test_the_rate_is_that_of_the_span():
@@ -50,7 +50,7 @@ def test_rejected_records_count_for_a_day():
 @given(st.lists(st.tuples(st.integers(0, 2 * DAY_MS), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
 def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: list[tuple[int, int, int]]):
     newest_first = [CommitCounts(NOW_MS - age, records, rejected) for age, records, rejected in sorted(made)]
-    found = flow(newest_first, over_ms=10 * MINUTE_MS, now_ms=NOW_MS)
+    found = compute_rates(newest_first, over_ms=10 * MINUTE_MS, now_ms=NOW_MS)
     assert sum(found.last_hour) == sum(c.records for c in newest_first if c.at_ms > NOW_MS - HOUR_MS)
     assert found.rejected_last_day == sum(c.rejected for c in newest_first if c.at_ms > NOW_MS - DAY_MS)
     assert (found.records_per_s is None) == (not made)

@@ -13,26 +13,26 @@ from click.testing import CliRunner
 
 from frazil import installed
 from frazil.cli.main import frazil
-from frazil.commit.reasons import Reason
+from frazil.commit.rejection_reasons import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
-from frazil.host.processes import mark
+from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
 from frazil.operations.dead_letters import count_rejected
-from frazil.operations.overview import Around, Line, StreamReading, build_line
+from frazil.operations.overview import OverviewLine, RelatedState, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status import table
 from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.supervise.decide import decide
-from frazil.supervise.decision import Policy
-from frazil.supervise.desired import open_desired
-from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.decision import SupervisionPolicy
+from frazil.supervise.desired import open_desired_store
+from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 
@@ -53,14 +53,14 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         raise ImportError("cannot import name 'x'")
 
     monkeypatch.setattr(table, "load_stream_table", fails)
-    found = stream_state(spec, now_ms=0)
+    found = read_stream_state(spec, now_ms=0)
     assert (found.table_exists, found.problems) == (
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
     monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
-        stream_state(spec, now_ms=0)
+        read_stream_state(spec, now_ms=0)
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
@@ -69,19 +69,21 @@ def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_i
 ):
     spec = validate_stream(DECLARED, Path("ticks.yaml"))
 
-    def is_restarting(writer: Observation, desired: Desired) -> bool:
-        observed = Observed(writer, Declared("f"), desired)
-        decision = decide(observed, now_ms=1, policy=Policy())
+    def is_restarting(writer: Observation, desired: DesiredState) -> bool:
+        observed = DecisionInput(writer, ValidDeclaration("f"), desired)
+        decision = decide(observed, now_ms=1, policy=SupervisionPolicy())
         known = derive_from_decision(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
         return refine_state(known, spec, now_ms=1).state is State.RESTARTING
 
     def observed(generation: int) -> Observation:
-        return Observation(process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, mark(os.getpid())), None, ())
+        return Observation(
+            process, Launch("l", LaunchKind.SUPERVISED, 0, "f", generation, identify_process(os.getpid())), None, ()
+        )
 
-    requested = Desired(generation=3, restart_generation=3)
+    requested = DesiredState(generation=3, restart_generation=3)
     assert is_restarting(observed(2), requested) is restarts
     assert not is_restarting(observed(3), requested)
-    assert not is_restarting(observed(2), Desired(generation=3))
+    assert not is_restarting(observed(2), DesiredState(generation=3))
     assert not is_restarting(Observation(ProcessState.NEVER_LAUNCHED, None, None, ()), requested)
 
 
@@ -95,8 +97,8 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def on_page(spec: StreamSpec, state: StreamState) -> Line:
-    return build_line(spec.name, spec, StreamReading(state, now()), Around(), now_ms=now())
+def on_page(spec: StreamSpec, state: StreamState) -> OverviewLine:
+    return build_line(spec.name, spec, StreamReading(state, now()), RelatedState(), now_ms=now())
 
 
 def in_status(folder: Path) -> dict[str, str]:
@@ -112,7 +114,7 @@ def test_a_writer_that_waits_for_the_first_topic_of_its_pattern_lacks_no_table(s
         Heartbeat("ticks", os.getpid(), fingerprint, Phase.STARTING, now(), now(), outage=waits).write(
             open_exchange(run_folder("ticks"))
         )
-        line = on_page(spec, stream_state(spec, now_ms=now()))
+        line = on_page(spec, read_stream_state(spec, now_ms=now()))
     assert (line.word, line.level) == ("has a problem", Level.TROUBLE)
     assert [need.sentence for need in line.needs] == [waits]
 
@@ -122,8 +124,8 @@ def test_the_page_and_status_agree_about_a_stream_that_never_had_a_writer(
     spec: StreamSpec, tmp_path: Path, paused: bool
 ) -> None:
     if paused:
-        open_desired(spec).pause(by="ana", reason="not yet")
-    word = on_page(spec, stream_state(spec, now_ms=now())).word
+        open_desired_store(spec).pause(by="ana", reason="not yet")
+    word = on_page(spec, read_stream_state(spec, now_ms=now())).word
     assert word == in_status(tmp_path)["state"] == ("paused" if paused else "not begun")
 
 
@@ -132,7 +134,7 @@ def test_a_renamed_table_is_reported_as_renamed_and_not_as_one_that_is_yet_to_be
 ) -> None:
     MadeStream(spec, now(), partitions=1).begin()
     load_catalog(None).rename_table("demo.ticks", "demo.tocks")
-    found = stream_state(spec, now_ms=now())
+    found = read_stream_state(spec, now_ms=now())
     assert (found.state, on_page(spec, found).word) == (State.NO_TABLE, "no table")
     assert "rename demo.tocks back to demo.ticks or declare `table: demo.tocks`" in found.sentence
     assert in_status(tmp_path)["rows"] == "missing"
@@ -145,7 +147,7 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     made.reset({0: 5})
     assert first is not None
     made.tables.main.refresh().manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
-    found = stream_state(spec, now_ms=now())
+    found = read_stream_state(spec, now_ms=now())
     assert (found.lag, found.rolled_back) == (None, True)
     unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
@@ -160,7 +162,7 @@ def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec
         made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
         made.reset({0: 0})
     made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
-    found = stream_state(spec, now_ms=now()).flow
+    found = read_stream_state(spec, now_ms=now()).flow
     assert found is not None
     assert (found.rejected_last_day, found.rejected_since_reset) == (3, True)
     assert "when the stream was reset" in in_status(tmp_path)["rejected"]

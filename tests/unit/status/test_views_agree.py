@@ -10,21 +10,21 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from frazil.cli.status import _fields
+from frazil.cli.status import _detail_fields
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
-from frazil.host.processes import mark
-from frazil.host.records import ExitRecord, Launch, LaunchKind, Watch, write_watch
-from frazil.maintenance.stream_rules import stream_readings
-from frazil.operations.overview import Around, StreamReading, build_line
+from frazil.host.processes import identify_process
+from frazil.host.records import ExitRecord, Launch, LaunchKind, SupervisionTimes, write_supervision_times
+from frazil.maintenance.stream_rules import evaluate_stream_rules
+from frazil.operations.overview import RelatedState, StreamReading, build_line
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import StreamState
-from frazil.status.stream import stream_state
+from frazil.status.stream import read_stream_state
 from frazil.supervise.supervised import WriterProgram
 from frazil.supervise.supervisor import Supervisor
 from frazil.table.catalogs import load_catalog
@@ -82,20 +82,20 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
         for n, one in enumerate(ends)
     )  # fmt: skip
     launch_id = "live" if lives else f"l{len(ends) - 1}"
-    launch = Launch(launch_id, LaunchKind.SUPERVISED, NOW_MS - 30_000, spec.fingerprint(), writer=mark(1))
-    write_watch(run_folder("ticks"), Watch(last_ms=NOW_MS))
+    launch = Launch(launch_id, LaunchKind.SUPERVISED, NOW_MS - 30_000, spec.fingerprint(), writer=identify_process(1))
+    write_supervision_times(run_folder("ticks"), SupervisionTimes(last_ms=NOW_MS))
     process = ProcessState.RUNNING if lives else ProcessState.ENDED
     observed = Observation(process, launch, lives, exits)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalLauncher, "observe", lambda _: observed)
         step = Supervisor(WriterProgram("ticks", folder, folder), clock=lambda: NOW_MS).preview()
         task = derive_from_decision(StreamState("ticks"), step.observed, step.decision, now_ms=NOW_MS)
-        seen, measured = (stream_state(spec, now_ms=NOW_MS, in_full=full) for full in (True, False))
-    read = {one.rule: one for one in stream_readings(measured, Alerts(), now_ms=NOW_MS)}
+        seen, measured = (read_stream_state(spec, now_ms=NOW_MS, in_full=full) for full in (True, False))
+    read = {one.rule: one for one in evaluate_stream_rules(measured, Alerts(), now_ms=NOW_MS)}
     return Views(
         task.state,
-        build_line("ticks", spec, StreamReading(seen, NOW_MS), Around(), now_ms=NOW_MS).word,
-        _fields(seen, None, now_ms=NOW_MS)["state"],
+        build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(), now_ms=NOW_MS).word,
+        _detail_fields(seen, None, now_ms=NOW_MS)["state"],
         int(read["restarts"].value or 0),
         read["writer"].shown == "the supervisor gave up",
     )

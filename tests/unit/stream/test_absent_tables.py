@@ -16,22 +16,22 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import ForbiddenError, ServerError
 from pyiceberg.types import StringType
 
-from frazil.audit.run import audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.cli.route import route as route_command
-from frazil.commit.followers import RETRY_TIMEOUT_S, Behind
-from frazil.commit.marker_change import give_up, give_up_waiting_rows
-from frazil.commit.missing_rows import tables_behind
-from frazil.commit.opened import OpenStream
+from frazil.commit.compare_and_swap import RetryPolicy
+from frazil.commit.followers import RETRY_TIMEOUT_S, LaggingTable
+from frazil.commit.marker_changes import discard_rows_of_existing_table, discard_rows_of_missing_table
+from frazil.commit.missing_rows import find_lagging_tables
+from frazil.commit.open_streams import OpenStream
 from frazil.commit.settle import settle
-from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path
-from frazil.commit.waiting_files import load_note, load_notes
+from frazil.commit.waiting_files import load_missing_table_note, load_missing_table_notes
 from frazil.errors import AccessDenied, RouteBehind
 from frazil.events import StreamEvent, TablesBehind
 from frazil.ingest.contract import Target
-from frazil.maintenance.orphans import Undecided
-from frazil.status.table import missing_tables
-from frazil.stream.dropped_tables import dropped_tables, recreate_table
+from frazil.maintenance.orphans import UndecidedFiles
+from frazil.status.table import describe_missing_tables
+from frazil.stream.dropped_tables import find_dropped_tables, recreate_table
 from frazil.stream.route import MAX_NAMED, StreamRoute, remedy_pointer
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
@@ -135,10 +135,10 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     made.land(a=2, order=1)
     made.land(a=1, b=3)
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
-    (behind,) = tables_behind(made.tables, made.home())
+    (behind,) = find_lagging_tables(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
     assert "not yours" in behind.reason, "who looks hears what the writer met"
-    assert missing_tables(made.spec) == {A: str(behind)}
+    assert describe_missing_tables(made.spec) == {A: str(behind)}
     assert "not yours" in made.route.followers.behind[A].reason
     found = audit_stream(made.tables, window=None)
     assert found.clean
@@ -266,7 +266,7 @@ def test_each_start_offers_a_table_the_same_files(refusing_rows: Shop, broken: B
         made.start()
     assert made.moved(A) == first
     assert [Path(path).suffix for path in first] == [".parquet", ".json"]
-    undecided = Undecided.of(load_catalog(None).load_table(A).properties)
+    undecided = UndecidedFiles.of(load_catalog(None).load_table(A).properties)
     assert all(undecided.holds(path) for path in first), "no clean-up takes them for orphans"
     broken.met = lambda *_: None
     made.start()
@@ -391,18 +391,18 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
 def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=2)
-    give_up_waiting_rows(made.tables, A, made.home())
-    assert tables_behind(made.tables, made.home()) == []
+    discard_rows_of_missing_table(made.tables, A, made.home())
+    assert find_lagging_tables(made.tables, made.home()) == []
     made.land(b=1)
     assert made.route.followers.behind == {}, "a writer that runs takes notice"
     made.land(a=1)
-    assert [b.rows for b in tables_behind(made.tables, made.home())] == [1]
+    assert [b.rows for b in find_lagging_tables(made.tables, made.home())] == [1]
     broken.refused.clear()
     made.start()
     assert made.offsets(A) == [3]
     made.land(b=1)
     made.start()
-    assert load_notes(made.tables) == []
+    assert load_missing_table_notes(made.tables) == []
 
 
 @pytest.mark.parametrize("given_up", [True, False])
@@ -413,7 +413,7 @@ def test_a_table_that_was_never_made_and_is_no_longer_allowed_is_made_only_for_r
     broken.refused = {("create_table", A)}
     made.land(a=2, b=1)
     if given_up:
-        give_up_waiting_rows(made.tables, A, made.home())
+        discard_rows_of_missing_table(made.tables, A, made.home())
     text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     made.spec = shop(route={**text["route"], "allow": ["b*"]})
     made.start()
@@ -450,7 +450,7 @@ def test_where_more_tables_are_there_than_the_limit_a_start_makes_no_other(made:
     broken.refused = {("create_table", f"shop.raw_w{i}") for i in range(3)}
     made.land(w0=1, w1=1, w2=1)
     for i in range(3):
-        give_up_waiting_rows(made.tables, f"shop.raw_w{i}", made.home())
+        discard_rows_of_missing_table(made.tables, f"shop.raw_w{i}", made.home())
     broken.refused = set()
     allowing(made, "*", limit=2).start()
     assert not [table for _, table in load_catalog(None).list_tables("shop") if table.startswith("raw_w")]
@@ -478,10 +478,10 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
 
 
 def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
-    hashed = shop().route.made_table("Ä")  # type: ignore[union-attr]
+    hashed = shop().route.derive_table_name("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
     made.route.make(["Ä"], made.home())
-    note = load_note(made.tables, hashed)
+    note = load_missing_table_note(made.tables, hashed)
     assert note is not None
     assert note.value == "Ä"
     broken.refused.clear()
@@ -511,7 +511,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
     assert any("Files of failed batches stay in its folder" in one for one in reported)
     recreate_table(made.spec, made.tables, A)
-    give_up(made.tables, A, made.home())
+    discard_rows_of_existing_table(made.tables, A, made.home())
     made.start()
     made.land(a=1)
     assert made.offsets(A) == [6]
@@ -531,12 +531,12 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     assert outage.sentence.startswith(f"{A} is missing 2 rows of 1 batch: table {A} of the route of 'shop'")
     assert f"`frazil route shop --give-up {A}`" in outage.sentence
     assert "shows the remedy" not in outage.sentence, "the reason does already"
-    (behind,) = tables_behind(made.tables, made.home())
+    (behind,) = find_lagging_tables(made.tables, made.home())
     assert (behind.rows, behind.batches) == (2, 1)
 
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
-    plain, fixed = (Behind(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
+    plain, fixed = (LaggingTable(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
     assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
         assert remedy_pointer("shop", behind) == ". `frazil route shop` shows the remedy"
@@ -547,7 +547,7 @@ def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop)
     made.tables.store.delete([file.path for file in made.tables.store.list_files(f"{made.tables.state}/members")])
     made.start()
     load_catalog(None).drop_table(A)
-    assert [found.target for found in dropped_tables(made.spec, made.tables)] == [A]
+    assert [found.target for found in find_dropped_tables(made.spec, made.tables)] == [A]
 
 
 def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken: Broken) -> None:

@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from frazil.stream import attempt
-from frazil.stream.attempt import Abandoned, check_wanted, wrap_worker_main
+from frazil.stream.attempt import AttemptAbandoned, check_not_abandoned, wrap_worker_main
 
 
 @pytest.fixture
@@ -28,22 +28,22 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 def test_an_open_connection_is_waited_at_also_with_data_that_nobody_read(executor: socket.socket) -> None:
-    check_wanted()
+    check_not_abandoned()
     executor.send(b"plan")
-    check_wanted()
+    check_not_abandoned()
 
 
 def test_a_closed_connection_ends_the_attempt_also_with_data_that_nobody_read(executor: socket.socket) -> None:
     executor.send(b"plan")
     executor.close()
-    with pytest.raises(Abandoned):
-        check_wanted()
+    with pytest.raises(AttemptAbandoned):
+        check_not_abandoned()
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 @pytest.mark.usefixtures("executor")
 def test_an_executor_that_ends_takes_its_attempts_along(number: signal.Signals) -> None:
-    with pytest.raises(Abandoned):
+    with pytest.raises(AttemptAbandoned):
         os.kill(os.getpid(), number)
 
 
@@ -65,4 +65,4 @@ def test_an_abandoned_attempt_leaves_nothing_that_spark_fails_to_send() -> None:
 
 def test_a_process_without_an_executor_is_never_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "_connection", None)
-    check_wanted()
+    check_not_abandoned()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
-from frazil.events import DistributionChosen, NoticeGiven, StreamEvent
+from frazil.events import DistributionChosen, NoticeIssued, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import NO_DRIFT, SchemaDrift
@@ -59,7 +59,7 @@ def test_a_notice_of_a_task_is_given_once():
     answers = [TaskAnswer(StageResult((), (), notices=notices), 0.0) for notices in (("b", "a"), ("a",), ())]
     for _ in range(2):
         BatchRunner._emit_notices(runner, answers)
-    assert emitted == [NoticeGiven("a"), NoticeGiven("b")]
+    assert emitted == [NoticeIssued("a"), NoticeIssued("b")]
 
 
 def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
@@ -68,10 +68,10 @@ def test_records_without_any_column_are_counted_over_the_batches_of_an_epoch():
     runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
     for unknown, names in ((2, ("schema", "payload")), (0, ()), (1, ("x",))):
         drift = SchemaDrift(unknown=unknown, names=names)
-        BatchRunner._report_counted(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+        BatchRunner._publish_drift_notices(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
     first, second = emitted
-    assert isinstance(first, NoticeGiven)
-    assert isinstance(second, NoticeGiven)
+    assert isinstance(first, NoticeIssued)
+    assert isinstance(second, NoticeIssued)
     assert first.sentence.startswith(
         "2 records have no field that matches a column of a.b: their fields are 'payload', 'schema'"
     )
@@ -87,7 +87,7 @@ def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
     runner: Any = SimpleNamespace(counted=NO_DRIFT, reported=NO_DRIFT, emit=emitted.append, tables=tables)
     for cast in ({}, {"x": 2}, {"x": 1}, {"x": 2}, {"y": 1}):
         drift = SchemaDrift(cast=cast)
-        BatchRunner._report_counted(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
+        BatchRunner._publish_drift_notices(runner, [TaskAnswer(StageResult((), (), drift={"main": drift}), 0.0)])
     told = "values of a.b were cast to the types of their columns, as `cast: lenient` allows: "
     assert [notice.sentence.removeprefix(told) for notice in emitted] == ["x 2", "x 5", "x 5, y 1"]
     assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence, emitted[1].sentence]
@@ -107,7 +107,7 @@ def test_a_journal_has_the_last_transaction_before_its_end():
     end: Any = SimpleNamespace(
         idle=frozenset(), offsets={("t", 0): 3}, leader_epochs={}, transaction=LastTransaction("571", "24")
     )
-    journal = BatchRunner._journal(runner, context, [TaskAnswer(StageResult((), (piece(0, 3),)), 0.0)], end)
+    journal = BatchRunner._build_journal(runner, context, [TaskAnswer(StageResult((), (piece(0, 3),)), 0.0)], end)
     assert journal.transaction == LastTransaction("571", "24")
 
 
@@ -134,7 +134,7 @@ def deciding(records: list[Any], emitted: list[StreamEvent], declared: str = "au
         recent=None,
         distribution=None,
     )
-    runner._read_recent = partial(BatchRunner._read_recent, runner)
+    runner._read_recent_sizes = partial(BatchRunner._read_recent_sizes, runner)
     return runner
 
 
@@ -223,7 +223,7 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BatchRunner, "stage", staged)
-        runner._stage_through_outages(rest, key, rest, tasks=1)
+        runner._stage_with_retries(rest, key, rest, tasks=1)
     assert counts == [RecordCounts(), RecordCounts()]
 
 
@@ -266,4 +266,4 @@ def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pyte
 
     monkeypatch.setattr("frazil.stream.batch.sweep_batch", fail)
     runner: Any = SimpleNamespace(tables=None)
-    BatchRunner._sweep(runner, SimpleNamespace(key=BatchKey(3, 1)))  # type: ignore[arg-type]
+    BatchRunner._delete_obsolete_files(runner, SimpleNamespace(key=BatchKey(3, 1)))  # type: ignore[arg-type]

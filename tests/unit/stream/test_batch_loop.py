@@ -79,7 +79,7 @@ class Looping:
     def __init__(self, planner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.planner, self.runner, self.engine = planner, Runner(), Engine()
         self.waits: list[float] = []
-        monkeypatch.setattr(BatchLoop, "_planner", lambda _: planner)
+        monkeypatch.setattr(BatchLoop, "_create_planner", lambda _: planner)
 
     def run(self, until: Callable[[], bool] | None = None) -> BatchLoop:
         loop = BatchLoop(self.engine, self.runner, drain=False, set_planner_report=lambda _: None)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_th
 
 
 def test_the_brokers_are_checked_while_a_batch_runs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batch_loop, "POLL_S", 0.001)
+    monkeypatch.setattr(batch_loop, "POLL_INTERVAL_S", 0.001)
     looping, checked = Looping(Answers(LATER), monkeypatch), threading.Event()
     looping.planner.observe = checked.set
     looping.engine.run = lambda _, work: (work, checked.wait(60))  # type: ignore[method-assign]
@@ -151,7 +151,7 @@ def test_no_batch_begins_once_the_writer_is_to_end(monkeypatch: pytest.MonkeyPat
 
 
 def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(batch_loop, "UNTIL_CHECK_S", 0.001)
+    monkeypatch.setattr(batch_loop, "STOP_CHECK_INTERVAL_S", 0.001)
     requested, released, stopping = threading.Event(), threading.Event(), threading.Event()
 
     class Silent:

@@ -11,7 +11,7 @@ import pytest
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
 from frazil.spec.model import CircuitBreaker
-from frazil.stream.circuit_breaker import check_circuit_breaker, open_message, reason_to_open
+from frazil.stream.circuit_breaker import check_circuit_breaker, circuit_open_message, reason_to_open
 
 
 def rejects(**counts: int) -> Rejects:
@@ -52,7 +52,7 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
     reason = reason_to_open(found, records=100, circuit=CircuitBreaker())
     assert reason is not None
     before: Any = SimpleNamespace(records=999, rejected=1)
-    assert open_message("rides", reason, found, before=before) == (
+    assert circuit_open_message("rides", reason, found, before=before) == (
         "stream 'rides' stops before a commit: 1,200 of 1,300 records (92.3 %) would be dead letters, more than 50 % "
         "(dead-letters.circuit). In the previous batch, the share was 0.1 %. Reasons: MissingField 1,100, NotJson 100. "
         "If the declaration is wrong, correct it: the batch is read again. If the producer was wrong: `frazil resume "

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.stream.distribution import (
+    MAX_ASSIGNED_PARTITIONS,
+    MIN_PIECE_SHARE,
     MIN_RATIO_TO_BEGIN,
     MIN_RATIO_TO_CONTINUE,
-    MAX_PREDICTED,
-    SLIVER,
     Distribution,
-    Recent,
+    RecentSizes,
     assign_writers,
     decide_distribution,
 )
@@ -55,7 +55,7 @@ def test_every_partition_has_its_writers_and_every_writer_its_bytes(
             load[writer] += sizes[key] * (end - begin)  # type: ignore[assignment]
     part = sum(sizes.values()) / writers
     # What is not cut off as a sliver is shared by all writers of its partition.
-    assert all(size <= part * (1 + 2 * SLIVER) * (1 + 1e-9) for size in load.values())
+    assert all(size <= part * (1 + 2 * MIN_PIECE_SHARE) * (1 + 1e-9) for size in load.values())
     assert sum(len(parts) - 1 for parts in shares.values()) < writers
 
 
@@ -71,12 +71,12 @@ def test_a_hot_partition_gets_several_writers_and_the_tail_shares_one() -> None:
     assert {shares[str(i),] for i in range(100)} == {((3, 1.0),)}
 
 
-def decided(recent: Recent, *, declared: Any = "auto", tasks: int = 4, **known: Any) -> Distribution:
+def decided(recent: RecentSizes, *, declared: Any = "auto", tasks: int = 4, **known: Any) -> Distribution:
     given = {"partitioned": True, "target_file_bytes": FILE, "before": None} | known
     return decide_distribution(declared, recent, tasks=tasks, **given)
 
 
-MANY = Recent(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), partitions=None)
+MANY = RecentSizes(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), partitions=None)
 
 
 @pytest.mark.parametrize(
@@ -102,21 +102,21 @@ def test_many_small_files_are_a_reason_to_shuffle() -> None:
 
 
 def test_large_files_are_none() -> None:
-    big = Recent(0).after(wrote({str(i): 40 * FILE for i in range(100)}, tasks=4), partitions=None)
+    big = RecentSizes(0).after(wrote({str(i): 40 * FILE for i in range(100)}, tasks=4), partitions=None)
     assert decided(big).reason.endswith("4000 with one: a shuffle would save too few files")
 
 
 def test_nor_are_a_few_files() -> None:
-    few = Recent(0).after(wrote({"a": 10, "b": 10}, tasks=4), partitions=None)
+    few = RecentSizes(0).after(wrote({"a": 10, "b": 10}, tasks=4), partitions=None)
     assert not decided(few).shuffled
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert not decided(Recent(0)).shuffled
-    assert decided(Recent(0), declared="hash").shuffled
+    assert not decided(RecentSizes(0)).shuffled
+    assert decided(RecentSizes(0), declared="hash").shuffled
 
 
-def between(files_alone: float) -> Recent:
+def between(files_alone: float) -> RecentSizes:
     return replace(MANY, files_alone=files_alone)
 
 
@@ -149,5 +149,5 @@ def test_files_of_another_partition_spec_are_ignored() -> None:
 
 
 def test_only_the_largest_partitions_are_predicted() -> None:
-    sizes = {str(i): i + 1 for i in range(MAX_PREDICTED + 5)}
-    assert min(Recent(0).after(wrote(sizes), partitions=None).bytes.values()) == 6
+    sizes = {str(i): i + 1 for i in range(MAX_ASSIGNED_PARTITIONS + 5)}
+    assert min(RecentSizes(0).after(wrote(sizes), partitions=None).bytes.values()) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from frazil import __version__
-from frazil.stream.progress import MAX_PERIOD_S, WRITES_A_SECOND, cluster_period_s
+from frazil.stream.progress import MAX_WRITE_INTERVAL_S, MAX_WRITES_PER_SECOND, cluster_period_s
 from frazil.stream.session import find_difference
 
 VALID = {"host": "a", "frazil": __version__}
@@ -26,5 +26,5 @@ def test_the_first_that_differs_is_named(answers: list[dict[str, str]], said: st
 @pytest.mark.parametrize("tasks", [1, 2, 8, 9, 64, 120, 1000])
 def test_progress_of_all_tasks_together_is_a_bounded_number_of_requests(tasks: int) -> None:
     period_s = cluster_period_s(tasks)
-    assert 1 <= period_s <= MAX_PERIOD_S
-    assert tasks / period_s <= WRITES_A_SECOND or period_s == MAX_PERIOD_S
+    assert 1 <= period_s <= MAX_WRITE_INTERVAL_S
+    assert tasks / period_s <= MAX_WRITES_PER_SECOND or period_s == MAX_WRITE_INTERVAL_S

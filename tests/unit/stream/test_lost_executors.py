@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from frazil.stream.session import report_if_lost
+from frazil.stream.session import warn_if_executors_lost
 
 
 def checked(counts: list[int]) -> None:
@@ -20,7 +20,7 @@ def checked(counts: list[int]) -> None:
             all_seen.set()
             raise ConnectionError from None
 
-    with report_if_lost(executors, "no executor is left", poll_interval_s=0.001):
+    with warn_if_executors_lost(executors, "no executor is left", poll_interval_s=0.001):
         assert all_seen.wait(10)
 
 

@@ -17,7 +17,7 @@ from pyiceberg.types import LongType, NestedField
 from frazil import clock
 from frazil.commit.marker import BatchKey
 from frazil.errors import FrazilError, SchemaIncompatible, VersionChanged
-from frazil.events import Events
+from frazil.events import EventDispatcher
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
@@ -25,15 +25,15 @@ from frazil.host.records import Launch, LaunchKind, ProcessMark
 from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.stream import merge_tasks
-from frazil.stream.attempt import Abandoned
+from frazil.stream.attempt import AttemptAbandoned
 from frazil.stream.merge_tasks import MergeRun, MergeTasks, read_results
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import Limits
-from frazil.supervise.decision import Cause, Decision, Policy
+from frazil.stream.stall import StallLimits
+from frazil.supervise.decision import Cause, Decision, SupervisionPolicy
 from frazil.supervise.liveness import decide_hung
-from frazil.supervise.observed import Declared, Desired, Observed
+from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 
@@ -67,10 +67,10 @@ class MergingWriter:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.now_ms = folder, BEGAN_MS
         monkeypatch.setattr(clock, "now_ms", lambda: self.now_ms)
-        monkeypatch.setattr(merge_tasks, "MERGE_PERIOD_S", 0.0)
+        monkeypatch.setattr(merge_tasks, "MIN_MERGE_WRITE_INTERVAL_S", 0.0)
         self.progress = ProgressFolder(str(folder / "progress"), {})
-        self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
-        self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=Limits(60_000, 60_000))
+        self.events = EventDispatcher("s", log_event, clock_ms=lambda: self.now_ms)
+        self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=StallLimits(60_000, 60_000))
         self.reporter.set_table(str(folder), self.progress, merges=True)
         table = MadeTable(folder, SCHEMA, MergeRules(("id",)))
         for first in range(0, FILES * ROWS, ROWS):
@@ -90,8 +90,8 @@ class MergingWriter:
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())
-        observed = Observed(writer, Declared("f"), Desired())
-        return decide_hung(observed, launch, now_ms=self.now_ms, policy=Policy.for_stream(SPEC))
+        observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState())
+        return decide_hung(observed, launch, now_ms=self.now_ms, policy=SupervisionPolicy.for_stream(SPEC))
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Merge as an engine does."""
@@ -109,7 +109,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
     writer: MergingWriter, phase: Phase, monkeypatch: pytest.MonkeyPatch
 ):
     read: list[Decision | None] = []
-    monkeypatch.setattr(merge_tasks, "check_wanted", lambda: read.append(writer.after(9)))
+    monkeypatch.setattr(merge_tasks, "check_not_abandoned", lambda: read.append(writer.after(9)))
     writer.reporter.set_phase(phase, key=BatchKey(1, 1))
     (result,) = MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert result.counts.updated == FILES
@@ -161,10 +161,10 @@ def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWri
 
     def given_up() -> None:
         if next(calls, None) is None:
-            raise Abandoned
+            raise AttemptAbandoned
 
-    monkeypatch.setattr(merge_tasks, "check_wanted", given_up)
-    with pytest.raises(Abandoned):
+    monkeypatch.setattr(merge_tasks, "check_not_abandoned", given_up)
+    with pytest.raises(AttemptAbandoned):
         MergeRun(writer.merge, writer.progress)(writer.context, writer.tasks)
     assert set(Path(writer.context.target.folder).rglob("*.parquet")) == before
 

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.stream.plan import BatchPolicy, Rates, assign_tasks, average_rates, decide_batch, limit_ends, task_count
+from frazil.stream.plan import (
+    BatchPolicy,
+    Rates,
+    assign_tasks,
+    average_rates,
+    choose_task_count,
+    decide_batch,
+    limit_ends,
+)
 
 RATES = Rates(bytes_per_record=40.0, task_seconds_per_record=2e-6, overhead_s=1.0)
 POLICY = BatchPolicy(
@@ -50,14 +58,14 @@ def test_a_batch_is_due_so_early_that_it_commits_within_the_interval():
     ids=["tiny", "one file", "just over one file", "three files", "five files"],
 )
 def test_tasks_are_as_many_as_the_bytes_need_files(records: int, tasks: int):
-    assert task_count(records, rates=RATES, policy=POLICY) == tasks
+    assert choose_task_count(records, rates=RATES, policy=POLICY) == tasks
 
 
 def test_more_tasks_than_files_only_when_one_core_would_miss_the_interval():
     slow = Rates(bytes_per_record=4.0, task_seconds_per_record=1e-5, overhead_s=1.0)
-    assert task_count(5_000_000, rates=slow, policy=POLICY) == 1
-    assert task_count(6_500_000, rates=slow, policy=POLICY) == 2
-    assert task_count(100_000_000, rates=slow, policy=POLICY) == 2, "never more than the cores for speed alone"
+    assert choose_task_count(5_000_000, rates=slow, policy=POLICY) == 1
+    assert choose_task_count(6_500_000, rates=slow, policy=POLICY) == 2
+    assert choose_task_count(100_000_000, rates=slow, policy=POLICY) == 2, "never more than the cores for speed alone"
 
 
 @given(PARTITIONS, st.integers(1, 10**7))

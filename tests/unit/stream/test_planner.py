@@ -14,11 +14,11 @@ from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
 from frazil.kafka.identity import SourceIdentity
-from frazil.kafka.logs import OUTDATED_POLLS, SHORT_POLLS, LogEnd
+from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
 from frazil.partitions.completeness import watermark_us
 from frazil.spec.topics import TopicPattern
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
-from frazil.stream.planner import UNREACHABLE_S, BatchPlanner, PlannerSettings
+from frazil.stream.planner import UNREACHABLE_TIMEOUT_S, BatchPlanner, PlannerSettings
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)
@@ -371,7 +371,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.after(1)
     world.kafka.gone = {"t"}
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before were not read$"):
-        world.after(UNREACHABLE_S + 5)
+        world.after(UNREACHABLE_TIMEOUT_S + 5)
     assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
 
@@ -391,9 +391,9 @@ def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(w
     world.after(1)
     world.kafka.leader_epoch = 3
     world.kafka.end = {TP0: 9, TP1: 9}
-    assert world.after(OUTDATED_POLLS - 1).offsets == {TP0: 5, TP1: 5}
+    assert world.after(MAX_OUTDATED_POLLS - 1).offsets == {TP0: 5, TP1: 5}
     with pytest.raises(KafkaUnavailable, match=r"t-0, t-1 with a leader epoch lower.*restored from a backup"):
-        world.after(UNREACHABLE_S + 2)
+        world.after(UNREACHABLE_TIMEOUT_S + 2)
 
 
 def test_a_lost_range_is_named(world: World):
@@ -407,21 +407,21 @@ def test_a_lost_range_is_named(world: World):
 def test_a_silent_kafka_is_borne_for_a_while(world: World):
     world.after(1)
     world.kafka.down = True
-    world.after(UNREACHABLE_S - 2)
+    world.after(UNREACHABLE_TIMEOUT_S - 2)
     world.kafka.down = False
     world.kafka.end = {TP0: 5, TP1: 0}
     world.after(62)
     assert world.planner.position.offsets[TP0] == 5
     world.kafka.down = True
     with pytest.raises(KafkaUnavailable):
-        world.after(UNREACHABLE_S + 2)
+        world.after(UNREACHABLE_TIMEOUT_S + 2)
 
 
 def test_the_time_of_a_batch_does_not_count_as_silence(world: World):
     world.after(1)
-    world.now += 2 * UNREACHABLE_S
+    world.now += 2 * UNREACHABLE_TIMEOUT_S
     world.kafka.down = True
-    world.after(UNREACHABLE_S - 2)
+    world.after(UNREACHABLE_TIMEOUT_S - 2)
     with pytest.raises(KafkaUnavailable):
         world.after(3)
 
@@ -468,7 +468,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_i
 def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_checks_where_no_epoch_is_known(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0})
     world.kafka.end[TP0] = 900
-    world.after(SHORT_POLLS - 1)
+    world.after(MIN_SHORT_POLLS - 1)
     with pytest.raises(OffsetGap, match="t-0 offsets 900 to 999"):
         world.after(1)
 

@@ -14,7 +14,7 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
 ) -> None:
     spec = stream("SELECT n AS a FROM records WHERE txt LIKE 'a' ESCAPE tags[1]", schema={"a": "long"})
     values = [b'{"txt": "a", "tags": ["x"]}', b'{"txt": "a", "tags": ["too long"]}', b'{"txt": "b", "tags": ["x"]}']
-    monkeypatch.setattr(preview, "kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
     found = preview.preview(spec, limit=3)
     assert [(one.offset, one.fate) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]

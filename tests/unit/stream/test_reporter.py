@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted, DistributionChosen, Events, NoticeGiven, OutageMet, PhaseBegan
+from frazil.events import BatchCommitted, DistributionChosen, EventDispatcher, NoticeIssued, OutageReported, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.stream.plan import PlannerReport
-from frazil.stream.progress import ProgressFolder, write_task
+from frazil.stream.progress import ProgressFolder, writer_task_name
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import Limits, StallWatch
+from frazil.stream.stall import StallLimits, StallWatch
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S
@@ -39,8 +39,8 @@ class Bench:
         self.planner_runs = True
         self.ends = {TP0: 10, TP1: 20}
         self.marker = MARKER
-        limits = Limits(interval_ms=INTERVAL_S * 1000, idle_timeout_ms=300_000)
-        self.events = Events("s", log_event, clock_ms=lambda: self.now_ms)
+        limits = StallLimits(interval_ms=INTERVAL_S * 1000, idle_timeout_ms=300_000)
+        self.events = EventDispatcher("s", log_event, clock_ms=lambda: self.now_ms)
         self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=limits)
 
     def waits(self) -> None:
@@ -182,7 +182,7 @@ def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench,
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
     progress.write("0", epoch=4, batch=1, records=5000)
     for n in range(1, 4):
-        progress.write(write_task(0), epoch=4, batch=1, records=n * 1000)
+        progress.write(writer_task_name(0), epoch=4, batch=1, records=n * 1000)
         assert bench.after(STILL_S - 1).stall is None
     stall = bench.after(2).stall
     assert stall is not None
@@ -220,7 +220,7 @@ def test_an_outage_is_no_stall_however_long_and_time_counts_again_after_it(
     bench.waits()
     bench.ends = {TP0: 14, TP1: 20}
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
-    bench.events.emit(OutageMet("batch 4-1 cannot be staged: the object store fails"))
+    bench.events.emit(OutageReported("batch 4-1 cannot be staged: the object store fails"))
     found = bench.after(5 * STILL_S)
     assert (found.stall, found.outage, found.lag, warnings(caplog)) == (None, bench.reporter._state.outage, 4, [])
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
@@ -269,22 +269,22 @@ def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(benc
 
 def test_a_storage_that_does_not_answer_holds_up_no_heartbeat(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     answered = threading.Event()
-    monkeypatch.setattr(Reporter, "_count", lambda _: answered.wait(60))
+    monkeypatch.setattr(Reporter, "_update_counts", lambda _: answered.wait(60))
     first = bench.after(1)
     assert bench.after(1).written_at_ms > first.written_at_ms
     answered.set()
 
 
 def test_a_notice_stays_in_the_heartbeat_and_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture):
-    bench.events.emit(NoticeGiven("reads in the slower way, because there is no compiler"))
+    bench.events.emit(NoticeIssued("reads in the slower way, because there is no compiler"))
     assert bench.after(2).notices == ("reads in the slower way, because there is no compiler",)
     assert warnings(caplog) == ["stream s: reads in the slower way, because there is no compiler"]
 
 
 def test_a_notice_that_replaces_another_is_in_the_heartbeat_alone(bench: Bench, caplog: pytest.LogCaptureFixture):
-    bench.events.emit(NoticeGiven("3 records have no column"))
-    bench.events.emit(NoticeGiven("look"))
-    bench.events.emit(NoticeGiven("5 records have no column", replaces="3 records have no column"))
+    bench.events.emit(NoticeIssued("3 records have no column"))
+    bench.events.emit(NoticeIssued("look"))
+    bench.events.emit(NoticeIssued("5 records have no column", replaces="3 records have no column"))
     assert bench.after(2).notices == ("look", "5 records have no column")
     assert warnings(caplog) == ["stream s: 3 records have no column", "stream s: look"]
 

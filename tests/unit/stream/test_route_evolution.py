@@ -13,24 +13,24 @@ import pytest
 from pyiceberg.types import LongType, StringType
 
 from frazil.commit.committer import Committer
+from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy
-from frazil.ingest import opened
+from frazil.ingest import stage_components
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import CHANGE
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask
-from frazil.ingest.headers import packed
-from frazil.ingest.layouts import alike
-from frazil.ingest.schema_drift import SchemaDrift, joined_drift
+from frazil.ingest.headers import pack_headers
+from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.stage import stage
+from frazil.ingest.target_decoders import find_equal_targets
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.evolve import evolve_table
 from frazil.stream.routed_tables import RoutedTables
-from frazil.stream.stage_context import stage_context
+from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.renamed import ColumnChanges, change_columns
 from frazil.table.tables import ensure_dead_letters, ensure_table
@@ -102,7 +102,7 @@ class Shop:
     def context(self) -> StageContext:
         self.tables = dataclasses.replace(self.tables, routed={})
         key = BatchKey(1, 1)
-        context = stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
+        context = build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
         return dataclasses.replace(self.routed().add_targets(context, key), evolution=self.spec.evolution.mode)
 
     def stage(
@@ -110,12 +110,12 @@ class Shop:
     ) -> StageResult:
         count = len(values)
         texts = [value if isinstance(value, bytes) else json.dumps(value).encode() for value in values]
-        headers = BinaryColumn.of([packed([("kind", kind.encode())]) for kind in kinds]) if kinds else None
+        headers = BinaryColumn.of([pack_headers([("kind", kind.encode())]) for kind in kinds]) if kinds else None
         index, stamps = np.array(ranges or [0] * count, np.int32), np.zeros(count, np.int64)
         chunk = Chunk(
             BinaryColumn.of(texts), BinaryColumn.nulls(count), index, np.arange(count), stamps, headers=headers
         )
-        self.monkeypatch.setattr(opened, "kafka_reader", Reader(chunk))
+        self.monkeypatch.setattr(stage_components, "create_kafka_reader", Reader(chunk))
         return stage(self.context(), StageTask(0, RANGES), attempt=attempt, on_progress=lambda _: None)
 
     def evolve(self, result: StageResult) -> dict[str, list[str]]:
@@ -196,9 +196,9 @@ def test_without_evolution_a_tables_own_columns_are_filled_and_equal_tables_are_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shop = Shop(monkeypatch, evolution="off")
-    assert alike(shop.context()) is None
+    assert find_equal_targets(shop.context()) is None
     shop.column("shop.a", "size", StringType())
-    assert alike(shop.context()) == {"shop.b": "main"}
+    assert find_equal_targets(shop.context()) == {"shop.b": "main"}
     result = shop.stage([{"id": 0, "kind": "a", "size": "x"}, {"id": 1, "kind": "b", "size": 1}, {"id": 2, "y": 1}])
     assert rows(result, "shop.a") == [{"id": 0, "kind": "a", "size": "x"}]
     assert (rows(result, "shop.b"), result.drift) == ([{"id": 1, "kind": "b"}], {})
@@ -250,7 +250,7 @@ def test_a_field_that_was_renamed_or_dropped_in_the_default_table_is_so_in_a_tab
         {"id": 2, "kind": "a", "remark": "z"},
     ]
     assert rows(result, "main") == [{"id": 0, "kind": None, "remark": "x"}]
-    drift = joined_drift(result.drift.values())
+    drift = join_drift(result.drift.values())
     assert [*drift.new] == [("gate",)], "it is reported, and ignored with a notice"
 
 

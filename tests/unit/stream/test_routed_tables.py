@@ -15,24 +15,24 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.commit.committer import Committer
-from frazil.commit.followers import Behind, Followers
+from frazil.commit.compare_and_swap import RetryPolicy
+from frazil.commit.followers import Followers, LaggingTable
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import RetryPolicy
 from frazil.commit.sweep import bare_path, batch_folder
 from frazil.ingest.contract import StageContext
-from frazil.ingest.decode import Decoded
-from frazil.ingest.destinations import Divided
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.destinations import DividedRows
 from frazil.ingest.routed_writers import RoutedWriters
-from frazil.ingest.write import file_namer
+from frazil.ingest.table_writer import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.stream.dropped_tables import recreate_table
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import RoutedTables
-from frazil.stream.stage_context import stage_context
+from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -72,7 +72,7 @@ class Shop:
         assert found is not None
         return found
 
-    def open(self, **behind: Behind) -> RoutedTables:
+    def open(self, **behind: LaggingTable) -> RoutedTables:
         assert self.spec.route is not None
         named = {name.replace("__", "."): found for name, found in behind.items()}
         routed = RoutedTables(self.spec, self.spec.route, self.catalog, self.tables, named)
@@ -82,7 +82,7 @@ class Shop:
     def context(self, routed: RoutedTables) -> StageContext:
         key = BatchKey(1, 1)
         return routed.add_targets(
-            stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids), key
+            build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids), key
         )
 
 
@@ -189,7 +189,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
-    waiting = Behind("shop.of_a", 1, 1, 5, "it no longer exists")
+    waiting = LaggingTable("shop.of_a", 1, 1, 5, "it no longer exists")
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
     assert routed.absent["shop.of_a"].startswith(
@@ -221,7 +221,9 @@ def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:
     at = datetime(2024, 1, 1, tzinfo=UTC)
     found = {"kafka_topic": "t", "kafka_partition": 0, "at": at}
     rows = pa.Table.from_pylist([{**found, "id": n, "kind": "ab"[n % 2], "kafka_offset": n} for n in range(6)], schema)
-    divided = Divided(Decoded(rows, np.arange(6)), ("shop.of_a", "main", "shop.of_b"), np.array([0, 2, 0, 2, 0, 1]))
+    divided = DividedRows(
+        DecodedChunk(rows, np.arange(6)), ("shop.of_a", "main", "shop.of_b"), np.array([0, 2, 0, 2, 0, 1])
+    )
     writers.rehearse(divided)
     writers.add(divided)
     files = writers.finish()
@@ -240,7 +242,7 @@ def test_many_tables_share_the_memory_of_one_writer() -> None:
     found = {"kafka_topic": "t", "kafka_partition": 0, "at": datetime(2024, 1, 1, tzinfo=UTC), "kind": "a"}
     for start in (0, 4):
         rows = pa.Table.from_pylist([{**found, "id": n, "kafka_offset": n} for n in range(start, start + 4)], schema)
-        writers.add(Divided(Decoded(rows, np.arange(4)), ("shop.of_a", "shop.of_b"), np.array([0, 1, 0, 1])))
+        writers.add(DividedRows(DecodedChunk(rows, np.arange(4)), ("shop.of_a", "shop.of_b"), np.array([0, 1, 0, 1])))
         assert writers._held == 0
     assert (
         sorted((file.target, file.records) for file in writers.finish())

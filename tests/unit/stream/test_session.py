@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cluster.yarn import HADOOP_FOLDERS
+from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
 from frazil.stream.session import executors_python, start_context, writer_properties
@@ -55,7 +55,7 @@ def test_containers_have_room_for_the_python_beside_the_heap(master: str) -> Non
 
 
 def test_a_writer_on_yarn_says_that_it_does_not_know_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in HADOOP_FOLDERS:
+    for name in HADOOP_FOLDER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentUnusable, match=r"HADOOP_CONF_DIR is not set\. Set it for"):
         start_context(spec(master="yarn"))

@@ -11,17 +11,17 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.types import LongType, StringType
 from pyspark.cloudpickle import dumps
 
-from frazil.commit import swap
+from frazil.commit import compare_and_swap
+from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.swap import TableHandle
 from frazil.errors import SchemaIncompatible
-from frazil.ingest import opened as opening
 from frazil.ingest import stage as stage_module
+from frazil.ingest import stage_components as opening
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.spec.references import declared_kafka_properties
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stage_context import stage_context
+from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
 from frazil.table.object_store import IoProperties
@@ -55,7 +55,7 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
     tables = dataclasses.replace(tables, targets={**tables.targets, "main": OnRest(catalog, "demo.flights")})
 
-    context = stage_context(
+    context = build_stage_context(
         SPEC, tables, BatchKey(1, 1), kafka_properties=declared_kafka_properties(SPEC), topic_ids={}
     )
     shipped = dumps(StageRows(context, ProgressFolder("/progress", context.main.io)))
@@ -66,7 +66,7 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     assert "s3.session-token" not in context.dead_letters.io
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(opening, "kafka_reader", lambda properties, _, **__: opened.append(properties))
+    monkeypatch.setattr(opening, "create_kafka_reader", lambda properties, _, **__: opened.append(properties))
     opening.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
@@ -95,7 +95,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
     tables = dataclasses.replace(tables, targets=own)
     names = {"main": "demo.flights", "dead-letters": "demo.flights_dead_letters"}
 
-    context = stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+    context = build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
     opened: dict[str, dict[str, str]] = {}
     monkeypatch.setattr(opening, "load_file_io", lambda properties, location: opened.update({location: properties}))
     stage_module._Stage(context, StageTask(0, ()), attempt=0, now_us=lambda: 0)
@@ -104,7 +104,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
     }
 
     requested: dict[str, IoProperties] = {}
-    monkeypatch.setattr(swap, "open_store", lambda location, io, **_: requested.update({location: io}))
+    monkeypatch.setattr(compare_and_swap, "open_store", lambda location, io, **_: requested.update({location: io}))
     tables.store_of("dead-letters")
     own["dead-letters"].refresh()
     (renewed,) = requested.values()
@@ -120,7 +120,7 @@ def test_what_others_do_to_the_columns_is_checked_before_each_batch(
     tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
 
     def check() -> None:
-        stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+        build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
 
     with main.update_schema() as update:
         update.add_column("theirs", StringType()).update_column("n", LongType())
@@ -149,4 +149,4 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     columns = (*SPEC.columns, SPEC.columns[1].model_copy(update={"name": "more"}))
     wider = SPEC.model_copy(update={"columns": columns})
     with pytest.raises(SchemaIncompatible, match=r"not have all declared columns yet \(more\).*frazil restart flights"):
-        stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+        build_stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})

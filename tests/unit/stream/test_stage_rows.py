@@ -19,7 +19,7 @@ from frazil.stream import stage_rows
 from frazil.stream.engine import read_answers
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows, VersionRefusal
-from frazil.supervise.decide import RESTARTABLE
+from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 
 TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1, io={"s3.region": "x"})
 WORK = StageRows(
@@ -72,7 +72,7 @@ def test_another_version_is_refused_with_a_sentence_and_the_writer_is_restarted(
         f"the writer of stream 'ticks' runs version {__version__}, and version 9.9.9 was installed since: it ends, and "
         "the next start uses the installed code"
     )
-    assert VersionChanged.exit_code in RESTARTABLE
+    assert VersionChanged.exit_code in RESTARTABLE_EXIT_CODES
 
 
 def changed(cls: Any, *, without: str = "", **added: Any) -> Any:

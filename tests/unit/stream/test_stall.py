@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
-    FIRST_ANSWER_MS,
-    GAP_MS,
+    FIRST_ANSWER_TIMEOUT_MS,
+    MAX_SAMPLE_GAP_MS,
     MIN_STALL_MS,
     BatchName,
-    History,
-    Limits,
-    Sample,
+    SampleHistory,
+    StallLimits,
+    WriterSample,
     add_sample,
     find_stall,
 )
@@ -30,7 +30,7 @@ INTERVAL = 60 * SECOND
 STILL = 3 * INTERVAL
 PERIOD = SECOND
 START = 1_800_000_000_000
-LIMITS = Limits(interval_ms=INTERVAL, idle_timeout_ms=5 * INTERVAL)
+LIMITS = StallLimits(interval_ms=INTERVAL, idle_timeout_ms=5 * INTERVAL)
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 TIME_US = 1_388_361_600_000_000  # 2013-12-30
 
@@ -38,15 +38,15 @@ TIME_US = 1_388_361_600_000_000  # 2013-12-30
 class Writer:
     """A writer as its heartbeat sees it; set its fields to change the world. It samples itself once a second."""
 
-    def __init__(self, *, limits: Limits = LIMITS, **changes: Any) -> None:
+    def __init__(self, *, limits: StallLimits = LIMITS, **changes: Any) -> None:
         self.limits = limits
         values: dict[str, Any] = {
             "at_ms": START, "phase": Phase.WAITING, "advanced_at_ms": START, "offsets": {TP0: 100, TP1: 200},
             "planned_at_ms": START, "max_event_times_us": {TP0: TIME_US, TP1: TIME_US + 1}, "watermark_us": TIME_US,
         }  # fmt: skip
-        self.now = Sample(**{**values, **changes})
+        self.now = WriterSample(**{**values, **changes})
         self.planner_runs = True
-        self.history: History | None = None
+        self.history: SampleHistory | None = None
         self.stall: Stall | None = None
         self.sample()
 
@@ -92,7 +92,7 @@ def test_a_quiet_topic_with_an_unknown_watermark_is_none():
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
 def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interval(phase: Phase):
-    writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
+    writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.passes(2 * SECOND)
     writer.works(phase, BatchName(1, 1))
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
@@ -101,7 +101,7 @@ def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interva
 
 
 def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_reported_after_20_s():
-    writer = Writer(limits=Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
+    writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.planner_runs = False
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
     assert writer.passes(PERIOD)
@@ -292,15 +292,15 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
 
 
 def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
-    quick = Limits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
-    sample = Sample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
+    quick = StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
+    sample = WriterSample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
     history = add_sample(None, sample, limits=quick)
     stalls = {}
-    for after in range(SECOND, FIRST_ANSWER_MS + SECOND, SECOND):
+    for after in range(SECOND, FIRST_ANSWER_TIMEOUT_MS + SECOND, SECOND):
         sample = dataclasses.replace(sample, at_ms=START + after)
         history = add_sample(history, sample, limits=quick)
         stalls[after] = find_stall(history, sample, limits=quick, stream="s")
-    assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_MS]
+    assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_TIMEOUT_MS]
 
 
 # The watermark
@@ -445,7 +445,7 @@ def test_an_event_time_beyond_the_calendar_is_said_all_the_same():
 # Time
 
 
-@pytest.mark.parametrize("jump", [GAP_MS + INTERVAL + PERIOD, 8 * 3600 * SECOND, -3600 * SECOND])
+@pytest.mark.parametrize("jump", [MAX_SAMPLE_GAP_MS + INTERVAL + PERIOD, 8 * 3600 * SECOND, -3600 * SECOND])
 def test_a_machine_that_slept_or_a_clock_that_was_set_begins_again(jump: int):
     writer = Writer(unread={TP0: 5})
     writer.passes(STILL - PERIOD)

@@ -6,7 +6,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from frazil.errors import PythonStartTimeout, WorkerDied
-from frazil.stream.spark_engine import python_error_message, task_failures
+from frazil.stream.spark_engine import python_error_message, translate_spark_errors
 
 GIVEN_UP = (
     "Job aborted due to stage failure: Task 0 in stage 7.0 failed 4 times, most recent failure: "
@@ -18,7 +18,7 @@ LOST = "ExecutorLostFailure (executor 3 exited caused by one of the running task
 
 
 def said(text: str) -> str:
-    with pytest.raises(WorkerDied) as raised, task_failures("ticks"):
+    with pytest.raises(WorkerDied) as raised, translate_spark_errors("ticks"):
         raise RuntimeError(text)
     assert "\n" not in str(raised.value)
     assert "org.apache" not in str(raised.value)
@@ -54,7 +54,7 @@ def test_without_details_it_is_still_our_sentence():
 def test_a_jvm_that_is_gone_is_one_sentence(error: Exception):
     with (
         pytest.raises(WorkerDied, match="the JVM of stream 'ticks' died"),
-        task_failures("ticks"),
+        translate_spark_errors("ticks"),
     ):
         raise error
 
@@ -68,11 +68,11 @@ def test_an_error_in_a_task_is_reported_by_its_own_sentence():
 
 
 def test_other_failures_are_raised_as_they_are():
-    with pytest.raises(PythonStartTimeout), task_failures("ticks"):
+    with pytest.raises(PythonStartTimeout), translate_spark_errors("ticks"):
         raise RuntimeError("Python worker failed to connect back")
-    with pytest.raises(ValueError, match="a bug"), task_failures("ticks"):
+    with pytest.raises(ValueError, match="a bug"), translate_spark_errors("ticks"):
         raise ValueError("a bug")
-    with pytest.raises(Py4JError), task_failures("ticks"):
+    with pytest.raises(Py4JError), translate_spark_errors("ticks"):
         raise Py4JError(
             "An error occurred while calling o33.gone. Trace:\npy4j.Py4JException: Method gone([]) does not exist"
         )

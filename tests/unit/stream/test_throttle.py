@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
-from frazil.events import Events
+from frazil.events import EventDispatcher
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest.contract import StageResult
@@ -26,27 +26,27 @@ from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import read_rates
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import Limits
-from frazil.stream.throttle import BEGIN_PRESSURE, END_PRESSURE, Bounds, Measure, Throttle, throttle
-from frazil.supervise.decision import Policy
+from frazil.stream.stall import StallLimits
+from frazil.stream.throttle import BEGIN_PRESSURE, END_PRESSURE, MetadataBounds, MetadataMeasurement, Throttle, throttle
+from frazil.supervise.decision import SupervisionPolicy
 from tests.made_batches import MadeStream
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-BOUNDS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=10 * MINUTE)
-WARNS = Bounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=MINUTE)
+BOUNDS = MetadataBounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=10 * MINUTE)
+WARNS = MetadataBounds("demo.t", snapshots=500, manifests=100, every=HOUR, interval=MINUTE, longest=MINUTE)
 COUNTS = st.lists(st.integers(0, 20_000), min_size=1, max_size=60)
 
 
-def evaluated(seen: list[tuple[timedelta, int, int]], bounds: Bounds = BOUNDS) -> list[Throttle]:
+def evaluated(seen: list[tuple[timedelta, int, int]], bounds: MetadataBounds = BOUNDS) -> list[Throttle]:
     """What is thought after each of some commits, by when they are and the snapshots and manifests that they leave."""
     found: list[Throttle] = []
     for at, snapshots, manifests in seen:
-        measure = Measure(snapshots, manifests, 0.5, at // timedelta(milliseconds=1))
+        measure = MetadataMeasurement(snapshots, manifests, 0.5, at // timedelta(milliseconds=1))
         found.append(throttle(found[-1] if found else None, measure, bounds))
     return found
 
 
-def after(counts: list[int], bounds: Bounds = BOUNDS) -> list[Throttle]:
+def after(counts: list[int], bounds: MetadataBounds = BOUNDS) -> list[Throttle]:
     """The throttle after the fewest snapshots of each half hour."""
     return evaluated([(n * HOUR / 2, count, 10) for n, count in enumerate(counts)], bounds)
 
@@ -109,7 +109,7 @@ def test_a_stream_that_seldom_commits_is_no_judge_of_what_lies_between():
 def test_a_clock_that_was_put_back_begins_the_history_again():
     worst = evaluated([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
     assert worst[-1].reason
-    assert throttle(worst[-1], Measure(500, 5_000, 0.5, 0), BOUNDS).reason is None
+    assert throttle(worst[-1], MetadataMeasurement(500, 5_000, 0.5, 0), BOUNDS).reason is None
 
 
 # What it comes to
@@ -137,7 +137,7 @@ def test_a_table_that_was_large_at_the_start_is_left_alone_until_it_grows():
 
 
 def test_what_nobody_keeps_small_is_no_pressure():
-    nobody = Bounds("demo.t", None, None, HOUR, MINUTE, 10 * MINUTE)
+    nobody = MetadataBounds("demo.t", None, None, HOUR, MINUTE, 10 * MINUTE)
     assert [t.reason for t in after([10, *[10_000] * 4, *[20_000] * 4], nobody)] == [None] * 9
 
 
@@ -176,7 +176,7 @@ def test_small_ups_and_downs_change_the_answer_once_at_most(level: int, wobbles:
 def test_whatever_it_was_a_table_in_shape_commits_as_declared(snapshots: int, manifests: int):
     worst = after([100, *[10_000] * 4])[-1]
     assert worst.reason
-    done = throttle(worst, Measure(min(snapshots, 750), min(manifests, 150), 0.5, 2 * 3_600_000), BOUNDS)
+    done = throttle(worst, MetadataMeasurement(min(snapshots, 750), min(manifests, 150), 0.5, 2 * 3_600_000), BOUNDS)
     assert (done.stretch, done.reason) == (1.0, None)
 
 
@@ -184,7 +184,10 @@ def test_whatever_it_was_a_table_in_shape_commits_as_declared(snapshots: int, ma
 
 
 def test_a_writer_that_waits_for_its_stretched_interval_is_not_hung():
-    limits = {mode: Policy.for_stream(declared(mode)).advance_limits_ms[Phase.WAITING] for mode in ("warn", "stretch")}
+    limits = {
+        mode: SupervisionPolicy.for_stream(declared(mode)).advance_limits_ms[Phase.WAITING]
+        for mode in ("warn", "stretch")
+    }
     assert limits["stretch"] - limits["warn"] == 2 * 60_000
 
 
@@ -216,8 +219,8 @@ class Writer:
 
     def __post_init__(self) -> None:
         self.made = MadeStream(self.spec, 2_000_000_000_000, partitions=1, columns=at_noon)
-        events = Events("made", log_event, clock_ms=lambda: self.made.now_ms)
-        limits = Limits.for_stream(self.spec)
+        events = EventDispatcher("made", log_event, clock_ms=lambda: self.made.now_ms)
+        limits = StallLimits.for_stream(self.spec)
         self.reporter = Reporter(events, fingerprint="f", folder=self.folder, limits=limits)
         rest: Any = None
         self.runner = BatchRunner(
@@ -230,7 +233,7 @@ class Writer:
             landed = Journal(
                 "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
             )
-            self.runner._measure(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
+            self.runner._record_rates(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
 
 
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])

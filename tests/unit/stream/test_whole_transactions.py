@@ -13,11 +13,11 @@ import pytest
 
 from frazil.errors import SpecError
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.formats.transactions import MAX_ID_CHARACTERS, Ended, Said, TransactionDecoder
+from frazil.ingest.formats.transactions import MAX_ID_CHARACTERS, EventTransaction, TransactionDecoder, TransactionEnd
 from frazil.spec.formats import JsonFormat
 from frazil.spec.load import validate_stream
 from frazil.stream import whole_transactions
-from frazil.stream.whole_transactions import WARN_S, KafkaTopics, WholeTransactions
+from frazil.stream.whole_transactions import WARN_INTERVAL_S, KafkaTopics, WholeTransactions
 
 TP = ("shop.public.orders", 0)
 END_TP = ("shop.transaction", 0)
@@ -28,20 +28,20 @@ class StandInTopics:
     """Two topics, in which a connector writes transactions of that many events."""
 
     def __init__(self) -> None:
-        self.log: list[Said] = []
-        self.ended: list[Ended] = []
+        self.log: list[EventTransaction] = []
+        self.ended: list[TransactionEnd] = []
         self.heard = 0
         self.slice = 100
         self.scans: list[tuple[int, int]] = []
         self.since: set[int] = set()
 
     def write(self, transaction: str, *orders: int, ends: int | None = None) -> None:
-        self.log += [Said(transaction, order, None, ORDERS) for order in orders]
+        self.log += [EventTransaction(transaction, order, None, ORDERS) for order in orders]
         if ends is not None:
             self.end(transaction, ends)
 
     def end(self, transaction: str, count: int) -> None:
-        self.ended.append(Ended(transaction, {"public.orders": count, "public.other": 7}))
+        self.ended.append(TransactionEnd(transaction, {"public.orders": count, "public.other": 7}))
 
     def events(self, tp, start, end):
         assert tp == TP
@@ -131,7 +131,7 @@ def test_a_backlog_is_read_in_bounded_batches_that_end_at_transactions(topics: S
 
 
 def test_a_backlog_is_checked_in_steps(topics: StandInTopics, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_transactions, "STEP", 4)
+    monkeypatch.setattr(whole_transactions, "MAX_EVENTS_PER_READ", 4)
     topics.slice = 2
     for number in range(10):
         topics.write(f"t{number}", 1, 2, 3, ends=3)
@@ -151,7 +151,7 @@ def test_a_transaction_greater_than_a_batch_is_read_as_a_whole(topics: StandInTo
 
 def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> None:
     for number in (1, 2, 1, 2):
-        topics.log.append(Said(str(number), 1, f"{number:020}", ORDERS))
+        topics.log.append(EventTransaction(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)
     reader = Reader(topics)
     reader.start = 2
@@ -165,17 +165,17 @@ def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> No
 def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics: StandInTopics, between: int) -> None:
     """Rows of a snapshot have none; and retention may have taken the transaction itself."""
     for number in (1, 2):
-        topics.log.append(Said(str(number), 1, f"{number:020}", ORDERS))
+        topics.log.append(EventTransaction(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)
-    topics.log += [Said()] * between
+    topics.log += [EventTransaction()] * between
     before, reader = Reader(topics, max_records=10_000), Reader(topics)
     assert before.batch() == len(topics.log)
     topics.heard = 0
     reader.start, reader.whole.began = before.start, before.whole.last
-    topics.log.append(Said("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
+    topics.log.append(EventTransaction("1", 1, f"{1:020}", ORDERS))  # which the connector sends again, and 2 soon after
     assert reader.settled() == reader.start
     assert "has not reached transaction 2 again" in reader.whole.waits_for
-    topics.log.append(Said("2", 1, f"{2:020}", ORDERS))
+    topics.log.append(EventTransaction("2", 1, f"{2:020}", ORDERS))
     assert reader.settled() == len(topics.log)
     assert reader.whole.waits_for == ""
 
@@ -215,13 +215,13 @@ def test_a_topic_of_transactions_that_was_made_again_is_read_from_its_beginning(
 
 
 def test_rows_of_a_snapshot_are_read_as_they_come(topics: StandInTopics) -> None:
-    topics.log = [Said()] * 7
+    topics.log = [EventTransaction()] * 7
     assert Reader(topics).readable() == 7
     assert topics.since == set()
 
 
 def test_events_without_a_transaction_are_reported_once(topics: StandInTopics, caplog: Any) -> None:
-    topics.log = [Said(unmarked=True)] * 7
+    topics.log = [EventTransaction(unmarked=True)] * 7
     assert Reader(topics).readable() == 7
     assert [r.getMessage() for r in caplog.records if "provide.transaction.metadata" in r.getMessage()] != []
     assert len(caplog.records) == 1
@@ -234,7 +234,7 @@ def test_a_transaction_that_does_not_end_is_reported(topics: StandInTopics, capl
     assert reader.settled() == 1
     assert caplog.records == []
     for _ in range(3):
-        reader.now += WARN_S
+        reader.now += WARN_INTERVAL_S
         reader.readable()
     assert len(caplog.records) == 3
     assert "topic shop.public.orders: records after offset 1 have been held back for 60 s" in caplog.text
@@ -245,14 +245,14 @@ def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandI
     reader = Reader(topics)
     for number in range(10):
         topics.write(f"t{number}", 1)
-        reader.now += WARN_S
+        reader.now += WARN_INTERVAL_S
         assert reader.settled() == number
         topics.end(f"t{number}", 1)
     assert caplog.records == []
 
 
 def test_a_topic_of_several_tables_is_refused(topics: StandInTopics) -> None:
-    topics.log = [Said("a", 1, None, ORDERS), Said("a", 1, None, ("public.lines",))]
+    topics.log = [EventTransaction("a", 1, None, ORDERS), EventTransaction("a", 1, None, ("public.lines",))]
     with pytest.raises(SpecError, match=r"several tables \(public\.orders and public\.lines\)"):
         Reader(topics).readable()
 
@@ -291,12 +291,12 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
     )
     both = ("public.orders", "shop.public.orders")
     assert decoder.read_transactions(events) == [
-        Said("571", 2, f"{24:020}@{7:013}", both),
-        Said(),
-        Said("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, f"b.1/{4:020}/{0:020}", ("shop.orders",)),
-        Said(),
-        Said(unmarked=True),
-        Said(unreadable=True),
+        EventTransaction("571", 2, f"{24:020}@{7:013}", both),
+        EventTransaction(),
+        EventTransaction("0e4d5dcd-a33b-11ea-80f1-02010a22a99e:10", 2, f"b.1/{4:020}/{0:020}", ("shop.orders",)),
+        EventTransaction(),
+        EventTransaction(unmarked=True),
+        EventTransaction(unreadable=True),
     ]
     each = [{"data_collection": "public.orders", "event_count": 2}, {"data_collection": "public.x", "event_count": 1}]
     ends = chunk(
@@ -304,7 +304,7 @@ def test_records_are_read_as_debezium_writes_them(*, wrapped: bool) -> None:
         {"status": "END", "id": "571:53195899", "ts_ms": 1, "event_count": 3, "data_collections": each},
         {"status": "END", "id": "572:53195899", "ts_ms": 1, "event_count": 0, "data_collections": []},
     )
-    assert decoder.read_ends(ends) == [Ended("571", {"public.orders": 2, "public.x": 1})]
+    assert decoder.read_ends(ends) == [TransactionEnd("571", {"public.orders": 2, "public.x": 1})]
 
 
 STREAM: dict[str, Any] = {
@@ -369,9 +369,9 @@ def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
 
 def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -> None:
     whole = WholeTransactions(topics, "tx", 100)
-    whole._add_event(("t", 0), Said("1", 1, None, ("a",)), 0)
+    whole._add_event(("t", 0), EventTransaction("1", 1, None, ("a",)), 0)
     with pytest.raises(SpecError) as error:
-        whole._add_event(("t", 0), Said("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
+        whole._add_event(("t", 0), EventTransaction("2", 1, None, ("\x1b" + "b" * 60_000,)), 0)
     assert "\x1b" not in str(error.value)
     assert len(str(error.value)) < 1000
 
@@ -380,5 +380,5 @@ def test_a_record_that_cannot_be_read_among_the_ends_is_counted_and_hides_no_oth
     decoder = TransactionDecoder(JsonFormat(type="json"))
     end = {"status": "END", "id": "571", "data_collections": [{"data_collection": "a.b", "event_count": 2}, None]}
     found = decoder.read_ends(Chunk.of_values([b"{garbage", json.dumps(end).encode(), None]))
-    assert found == [Ended("571", {"a.b": 2})]
+    assert found == [TransactionEnd("571", {"a.b": 2})]
     assert decoder.unreadable == 1

@@ -12,13 +12,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import KafkaUnavailable, PythonStartTimeout, SpecError, TopicMissing
-from frazil.kafka.admin import KafkaOffsets, Topics
+from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module
-from frazil.stream.writer import START_ATTEMPTS, Epoch, Writer
-from frazil.supervise.decide import RESTARTABLE
+from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, Writer
+from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
@@ -75,7 +75,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
             return Anything()
 
         monkeypatch.setattr(writer_module, "BatchLoop", Loop)
-        monkeypatch.setattr(Epoch, "_begin", begin)
+        monkeypatch.setattr(Epoch, "_take_over", begin)
         one = Epoch(Anything(), goal=None, stopping=Stopping())  # type: ignore[arg-type]
         try:
             one.run()
@@ -92,14 +92,14 @@ def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoc
 
 
 def test_after_a_batch_the_attempts_are_counted_again(epoch: Any):
-    one, left = epoch([0] * (START_ATTEMPTS - 1) + [3] + [0] * (START_ATTEMPTS - 2) + [None])
+    one, left = epoch([0] * (MAX_START_ATTEMPTS - 1) + [3] + [0] * (MAX_START_ATTEMPTS - 2) + [None])
     assert (left, one.commits) == (0, 3)
 
 
 def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_up_on_it(epoch: Any):
     with pytest.raises(PythonStartTimeout) as raised:
-        epoch([0] * START_ATTEMPTS)
-    assert raised.value.exit_code in RESTARTABLE
+        epoch([0] * MAX_START_ATTEMPTS)
+    assert raised.value.exit_code in RESTARTABLE_EXIT_CODES
 
 
 def declared(frazil_home: Path, more: str = "") -> StreamSpec:
@@ -115,12 +115,12 @@ def declared(frazil_home: Path, more: str = "") -> StreamSpec:
 def test_silent_brokers_are_no_failure_of_a_writer_that_was_asked_to_end(
     requested: bool, frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def silent(_: KafkaOffsets) -> Topics:
+    def silent(_: KafkaAdmin) -> Topics:
         if requested:
             writer.stop()
         raise KafkaUnavailable("no answer within 10 s")
 
-    monkeypatch.setattr(KafkaOffsets, "describe", silent)
+    monkeypatch.setattr(KafkaAdmin, "describe", silent)
     writer = Writer(declared(frazil_home), engine=StartedEngine())
     if requested:
         assert writer.run() is None
@@ -145,10 +145,10 @@ class StartedEngine(Anything):
 def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
     frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def missing(_: KafkaOffsets) -> Topics:
+    def missing(_: KafkaAdmin) -> Topics:
         raise TopicMissing("no topic t")
 
-    monkeypatch.setattr(KafkaOffsets, "describe", missing)
+    monkeypatch.setattr(KafkaAdmin, "describe", missing)
     engine = StartedEngine()
     with pytest.raises(TopicMissing):
         Writer(declared(frazil_home), engine=engine).run()
@@ -160,8 +160,8 @@ def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs
 ):
     """The one that runs has the secret; the other may be on another host, where no lock is shared."""
     spec = declared(frazil_home, "sensitive: {fields: {note: hash}, secret: '${env:TEST_SECRET}'}\n")
-    monkeypatch.setattr(KafkaOffsets, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
-    monkeypatch.setattr(KafkaOffsets, "starts", lambda *_: {("t", 0): 0})
+    monkeypatch.setattr(KafkaAdmin, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
+    monkeypatch.setattr(KafkaAdmin, "starts", lambda *_: {("t", 0): 0})
     catalog = load_catalog(None)
     tables = StreamTables.open(
         spec.name,
@@ -198,8 +198,8 @@ def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_so
         raise ConnectionError("refused")
 
     writer = Writer(declared(frazil_home), engine=StartedEngine(), stopping=Stopping())
-    monkeypatch.setattr(KafkaOffsets, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
-    monkeypatch.setattr(KafkaOffsets, "starts", lambda *_: {("t", 0): 0})
+    monkeypatch.setattr(KafkaAdmin, "describe", lambda _: Topics(SourceIdentity("cluster", {"t": "id"}), (("t", 0),)))
+    monkeypatch.setattr(KafkaAdmin, "starts", lambda *_: {("t", 0): 0})
     monkeypatch.setattr(SqlCatalog, "commit_table", away)
     assert writer.run() is None
     assert len(writer.stopping.waits) <= 1  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.errors import NO_RESTART
+from frazil.errors import NO_RESTART_EXIT_CODES
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import (
@@ -21,20 +21,27 @@ from frazil.host.records import (
     GivenUp,
     Launch,
     LaunchKind,
-    Notes,
     ProcessMark,
     StopRequest,
+    SupervisorNotes,
     append_exit,
     read_exits,
 )
-from frazil.supervise.decide import EXTERNAL_CAUSES, FIXED_BY_TABLE_CHANGE, RESTARTABLE, decide
-from frazil.supervise.decision import ADVANCE_LIMITS_MS, Cause, Decision, Policy, WriterAction
-from frazil.supervise.observed import Declared, Desired, DesiredMode, Observed, Removed, Unreadable
+from frazil.supervise.decide import EXTERNAL_CAUSE_EXIT_CODES, FIXED_BY_TABLE_CHANGE, RESTARTABLE_EXIT_CODES, decide
+from frazil.supervise.decision import ADVANCE_LIMITS_MS, Cause, Decision, SupervisionPolicy, WriterAction
+from frazil.supervise.observed import (
+    DecisionInput,
+    DesiredMode,
+    DesiredState,
+    RemovedDeclaration,
+    UnreadableState,
+    ValidDeclaration,
+)
 
 NOW = 1_800_000_000_000
 MINUTE = 60_000
 DAY = 24 * 60 * MINUTE
-POLICY = Policy()
+POLICY = SupervisionPolicy()
 
 
 def launch(**changes: Any) -> Launch:
@@ -59,20 +66,24 @@ def exit_(code: int | None, *, ago: int = 0, **changes: Any) -> ExitRecord:
     return ExitRecord(**{**values, **changes})
 
 
-def alive(heartbeat: Heartbeat | None = None, **changes: Any) -> Observed:
+def alive(heartbeat: Heartbeat | None = None, **changes: Any) -> DecisionInput:
     state = changes.pop("state", ProcessState.RUNNING)
     writer = Observation(state, changes.pop("launch", launch()), heartbeat, ())
-    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(generation=4), **changes})
+    return DecisionInput(
+        **{"writer": writer, "declared": ValidDeclaration("f1"), "desired": DesiredState(generation=4), **changes}
+    )
 
 
-def ended(*exits: ExitRecord, **changes: Any) -> Observed:
+def ended(*exits: ExitRecord, **changes: Any) -> DecisionInput:
     writer = Observation(ProcessState.ENDED, launch(), None, exits)
-    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(generation=4), **changes})
+    return DecisionInput(
+        **{"writer": writer, "declared": ValidDeclaration("f1"), "desired": DesiredState(generation=4), **changes}
+    )
 
 
-def never(**changes: Any) -> Observed:
+def never(**changes: Any) -> DecisionInput:
     writer = Observation(ProcessState.NEVER_LAUNCHED, None, None, ())
-    return Observed(**{"writer": writer, "declared": Declared("f1"), "desired": Desired(), **changes})
+    return DecisionInput(**{"writer": writer, "declared": ValidDeclaration("f1"), "desired": DesiredState(), **changes})
 
 
 def crashes(count: int, *, apart: int = MINUTE, code: int = 1, **changes: Any) -> tuple[ExitRecord, ...]:
@@ -82,15 +93,15 @@ def crashes(count: int, *, apart: int = MINUTE, code: int = 1, **changes: Any) -
     )
 
 
-PAUSED = Desired(DesiredMode.PAUSED, 5, reason="Kafka upgrade", by="ana", at_ms=NOW - MINUTE)
-GIVEN_UP = Notes(given_up=GivenUp("L9", NOW - MINUTE, "it broke", "table-1"))
+PAUSED = DesiredState(DesiredMode.PAUSED, 5, reason="Kafka upgrade", by="ana", at_ms=NOW - MINUTE)
+GIVEN_UP = SupervisorNotes(given_up=GivenUp("L9", NOW - MINUTE, "it broke", "table-1"))
 
 
-def requested(cause: Cause, *, ago: int) -> Notes:
-    return Notes(stop=StopRequest("L9", NOW - ago, cause, "because"))
+def requested(cause: Cause, *, ago: int) -> SupervisorNotes:
+    return SupervisorNotes(stop=StopRequest("L9", NOW - ago, cause, "because"))
 
 
-TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
+TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
     # while a process lives
     ("advances", alive(make_heartbeat()), WriterAction.KEEP, Cause.ADVANCING),
     ("waits with nothing to do, for a week", alive(make_heartbeat(Phase.WAITING, advanced_ago=10_080 * MINUTE, lag=0)), WriterAction.KEEP, Cause.ADVANCING),
@@ -108,36 +119,36 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("in the foreground, and paused", alive(make_heartbeat(), state=ProcessState.FOREGROUND, desired=PAUSED), WriterAction.KEEP, Cause.FOREGROUND),
     ("paused", alive(make_heartbeat(), desired=PAUSED), WriterAction.STOP, Cause.PAUSED),
     ("in a shared application, and paused", alive(make_heartbeat(), state=ProcessState.HOSTED, desired=PAUSED), WriterAction.KEEP, Cause.HOSTED),
-    ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=Removed(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
-    ("removed", alive(make_heartbeat(), declared=Removed(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
-    ("missing for a moment", alive(make_heartbeat(), declared=Removed(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
-    ("restart requested", alive(make_heartbeat(), desired=Desired(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
-    ("paused and resumed before anybody looked", alive(make_heartbeat(), desired=Desired(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
-    ("launched by the restart that was asked for", alive(make_heartbeat(), desired=Desired(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
-    ("the spec changed", alive(make_heartbeat(), declared=Declared("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
-    ("the spec is broken", alive(make_heartbeat(), declared=Unreadable("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
-    ("the catalog is away", alive(make_heartbeat(), desired=Unreadable("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
+    ("moved to a shared application", alive(make_heartbeat(), state=ProcessState.HOSTED, declared=RemovedDeclaration(NOW - 11_000)), WriterAction.END, Cause.HOSTED),
+    ("removed", alive(make_heartbeat(), declared=RemovedDeclaration(NOW - 11_000)), WriterAction.STOP, Cause.REMOVED),
+    ("missing for a moment", alive(make_heartbeat(), declared=RemovedDeclaration(NOW - 9_000)), WriterAction.KEEP, Cause.ADVANCING),
+    ("restart requested", alive(make_heartbeat(), desired=DesiredState(generation=5, restart_generation=5)), WriterAction.RESTART, Cause.REQUESTED),
+    ("paused and resumed before anybody looked", alive(make_heartbeat(), desired=DesiredState(generation=6)), WriterAction.KEEP, Cause.ADVANCING),
+    ("launched by the restart that was asked for", alive(make_heartbeat(), desired=DesiredState(generation=4, restart_generation=4)), WriterAction.KEEP, Cause.ADVANCING),
+    ("the spec changed", alive(make_heartbeat(), declared=ValidDeclaration("f2")), WriterAction.RESTART, Cause.SPEC_CHANGED),
+    ("the spec is broken", alive(make_heartbeat(), declared=UnreadableState("x.yaml: no")), WriterAction.KEEP, Cause.ADVANCING),
+    ("the catalog is away", alive(make_heartbeat(), desired=UnreadableState("no catalog")), WriterAction.KEEP, Cause.ADVANCING),
     ("asked to stop, the batch advances", alive(make_heartbeat(), notes=requested(Cause.PAUSED, ago=30 * MINUTE), desired=PAUSED), WriterAction.KEEP, Cause.STOPPING),
     ("asked to stop, the batch stands still", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.PAUSED, ago=6 * MINUTE), desired=PAUSED), WriterAction.KILL, Cause.STOPPING),
     ("asked to stop while it waits", alive(make_heartbeat(Phase.WAITING, advanced_ago=60 * MINUTE, lag=0), notes=requested(Cause.PAUSED, ago=MINUTE)), WriterAction.KEEP, Cause.STOPPING),
     ("asked to stop, and silent", alive(make_heartbeat(written_ago=61_000), notes=requested(Cause.PAUSED, ago=61_000)), WriterAction.KILL, Cause.STOPPING),
     ("hung, asked to stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=29_000)), WriterAction.KEEP, Cause.STOPPING),
     ("hung, and does not stop", alive(make_heartbeat(advanced_ago=6 * MINUTE), notes=requested(Cause.HUNG, ago=31_000)), WriterAction.KILL, Cause.STOPPING),
-    ("the stop was asked of an earlier launch", alive(make_heartbeat(), notes=Notes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
+    ("the stop was asked of an earlier launch", alive(make_heartbeat(), notes=SupervisorNotes(stop=StopRequest("L8", NOW, Cause.PAUSED, ""))), WriterAction.KEEP, Cause.ADVANCING),
     # while none lives
     ("never launched", never(), WriterAction.START, Cause.FIRST_START),
     ("never launched, paused", never(desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
-    ("never launched, removed", never(declared=Removed(NOW - MINUTE)), WriterAction.END, Cause.REMOVED),
-    ("never launched, missing for a moment", never(declared=Removed(NOW - 1)), WriterAction.HOLD, Cause.REMOVED),
-    ("never launched, the spec is broken", never(declared=Unreadable("x.yaml: no")), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
-    ("the spec is broken still", never(declared=Unreadable("x.yaml: no"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.HOLD, Cause.SPEC_UNREADABLE),
-    ("the spec is broken otherwise", never(declared=Unreadable("x.yaml: yes"), notes=Notes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
-    ("the catalog is away", never(desired=Unreadable("no catalog")), WriterAction.HOLD, Cause.STATE_UNREADABLE),
+    ("never launched, removed", never(declared=RemovedDeclaration(NOW - MINUTE)), WriterAction.END, Cause.REMOVED),
+    ("never launched, missing for a moment", never(declared=RemovedDeclaration(NOW - 1)), WriterAction.HOLD, Cause.REMOVED),
+    ("never launched, the spec is broken", never(declared=UnreadableState("x.yaml: no")), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the spec is broken still", never(declared=UnreadableState("x.yaml: no"), notes=SupervisorNotes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.HOLD, Cause.SPEC_UNREADABLE),
+    ("the spec is broken otherwise", never(declared=UnreadableState("x.yaml: yes"), notes=SupervisorNotes(given_up=GivenUp("x.yaml: no", 0, ""))), WriterAction.GIVE_UP, Cause.SPEC_UNREADABLE),
+    ("the catalog is away", never(desired=UnreadableState("no catalog")), WriterAction.HOLD, Cause.STATE_UNREADABLE),
     ("the foreground writer ended", ended(), WriterAction.START, Cause.FIRST_START),
     ("stopped for a changed spec", ended(exit_(0, stopped_for="spec changed")), WriterAction.START, Cause.STOPPED),
     ("stopped by force for a restart", ended(exit_(137, stopped_for="requested")), WriterAction.START, Cause.STOPPED),
     ("paused, and ended", ended(exit_(0, stopped_for="paused"), desired=PAUSED), WriterAction.HOLD, Cause.PAUSED),
-    ("resumed", ended(exit_(0, stopped_for="paused"), desired=Desired(generation=6)), WriterAction.START, Cause.REQUESTED),
+    ("resumed", ended(exit_(0, stopped_for="paused"), desired=DesiredState(generation=6)), WriterAction.START, Cause.REQUESTED),
     ("a first crash", ended(exit_(1, ago=1_000)), WriterAction.START, Cause.CRASHED),
     ("a first crash, this moment", ended(exit_(1)), WriterAction.HOLD, Cause.CRASHED),
     ("a crash that nobody saw", ended(exit_(None, ago=1_000)), WriterAction.START, Cause.CRASHED),
@@ -152,8 +163,8 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("five crashes, the oldest long ago", ended(*crashes(5, apart=20 * MINUTE)), WriterAction.HOLD, Cause.CRASHED),
     ("five crashes with a commit each", ended(*crashes(5, committed=True)), WriterAction.HOLD, Cause.CRASHED),
     ("five hung writers", ended(*crashes(5, code=137, stopped_for="hung")), WriterAction.GIVE_UP, Cause.CRASH_LOOP),
-    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=Desired(generation=5)), WriterAction.START, Cause.REQUESTED),
-    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=Declared("f2")), WriterAction.START, Cause.REQUESTED),
+    ("five crashes, then resumed", ended(*crashes(5), notes=GIVEN_UP, desired=DesiredState(generation=5)), WriterAction.START, Cause.REQUESTED),
+    ("five crashes, then another spec", ended(*crashes(5), notes=GIVEN_UP, declared=ValidDeclaration("f2")), WriterAction.START, Cause.REQUESTED),
     ("brokers away for hours", ended(*crashes(40, code=22)), WriterAction.HOLD, Cause.UNAVAILABLE),
     ("brokers away, the minute is over", ended(exit_(22, ago=MINUTE)), WriterAction.START, Cause.UNAVAILABLE),
     ("the clock was set back", ended(exit_(1, ago=-60 * MINUTE)), WriterAction.START, Cause.CRASHED),
@@ -161,7 +172,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
     ("offsets are gone, said before", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-1"), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
     ("offsets are gone, frazil reset was run", ended(exit_(11), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.START, Cause.REQUESTED),
     ("offsets are gone, the table cannot be read", ended(exit_(11), notes=GIVEN_UP), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
-    ("offsets are gone, the run was cleared", ended(exit_(11), notes=Notes(cleared="L9")), WriterAction.START, Cause.REQUESTED),
+    ("offsets are gone, the run was cleared", ended(exit_(11), notes=SupervisorNotes(cleared="L9")), WriterAction.START, Cause.REQUESTED),
     ("fenced, and the other one commits", ended(exit_(13), notes=GIVEN_UP, table_fingerprint="table-2"), WriterAction.HOLD, Cause.NEEDS_ATTENTION),
     ("fenced three days ago, and supervision is back", ended(exit_(13, ago=3 * DAY, committed=True), away_since_ms=NOW - 4 * DAY, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
     ("fenced under our eyes, given up, and back after days elsewhere", ended(exit_(13, ago=3 * DAY), notes=GIVEN_UP, away_since_ms=NOW - 3 * DAY + MINUTE, returned_at_ms=NOW), WriterAction.START, Cause.RETURNED),
@@ -181,7 +192,7 @@ TABLE: list[tuple[str, Observed, WriterAction, Cause]] = [
 @pytest.mark.parametrize(
     ("observed", "action", "cause"), [row[1:] for row in TABLE], ids=[row[0].replace(" ", "-") for row in TABLE]
 )
-def test_what_people_expect(observed: Observed, action: WriterAction, cause: Cause) -> None:
+def test_what_people_expect(observed: DecisionInput, action: WriterAction, cause: Cause) -> None:
     decision = decide(observed, now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.cause) == (action, cause), decision.reason
 
@@ -191,7 +202,7 @@ def test_every_cause_and_every_action_is_in_the_table() -> None:
     assert {row[3] for row in TABLE} == set(Cause)
 
 
-@pytest.mark.parametrize("code", sorted(NO_RESTART))
+@pytest.mark.parametrize("code", sorted(NO_RESTART_EXIT_CODES))
 def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> None:
     decision = decide(ended(exit_(code)), now_ms=NOW, policy=POLICY)
     assert decision.action is WriterAction.GIVE_UP
@@ -233,22 +244,22 @@ heartbeats = st.none() | st.builds(
     lambda phase, written, advanced, lag: Heartbeat("s", 4242, "f1", phase, written, advanced, 1, 2, lag=lag),
     st.sampled_from(Phase), moments, moments, st.none() | st.integers(0, 5),
 )  # fmt: skip
-codes = st.none() | st.sampled_from([0, 1, 2, 137, 143, *NO_RESTART, *RESTARTABLE])
+codes = st.none() | st.sampled_from([0, 1, 2, 137, 143, *NO_RESTART_EXIT_CODES, *RESTARTABLE_EXIT_CODES])
 exits = st.builds(
     ExitRecord, launch_id=st.just("L9"), code=codes, started_at_ms=moments, ended_at_ms=moments,
     spec_fingerprint=fingerprints, generation=generations, committed=st.booleans(),
     error=st.none() | st.just("Boom: it broke"), stopped_for=st.none() | st.sampled_from([c.value for c in Cause]),
 )  # fmt: skip
 desires = st.builds(
-    Desired, st.sampled_from(DesiredMode), generations, generations, st.just("why"), st.just("ana"), moments
-) | st.builds(Unreadable, st.just("away"))
+    DesiredState, st.sampled_from(DesiredMode), generations, generations, st.just("why"), st.just("ana"), moments
+) | st.builds(UnreadableState, st.just("away"))
 declarations = (
-    st.builds(Declared, fingerprints)
-    | st.just(Unreadable("broken"))
-    | st.builds(Removed, st.integers(NOW - MINUTE, NOW))
+    st.builds(ValidDeclaration, fingerprints)
+    | st.just(UnreadableState("broken"))
+    | st.builds(RemovedDeclaration, st.integers(NOW - MINUTE, NOW))
 )
 notes = st.builds(
-    Notes,
+    SupervisorNotes,
     stop=st.none() | st.builds(StopRequest, st.sampled_from(["L8", "L9"]), moments, st.sampled_from([c.value for c in Cause]), st.just("why")),
     given_up=st.none() | st.builds(GivenUp, st.sampled_from(["L9", "broken", "L8"]), moments, st.just("why"), st.sampled_from([None, "t1", "t2"])),
     cleared=st.sampled_from([None, "L8", "L9"]),
@@ -256,12 +267,12 @@ notes = st.builds(
 
 
 @st.composite
-def observations(draw: st.DrawFn) -> Observed:
+def observations(draw: st.DrawFn) -> DecisionInput:
     state = draw(st.sampled_from(ProcessState))
     latest = None if state is ProcessState.NEVER_LAUNCHED else draw(launches)
     past = draw(st.lists(exits.map(lambda e: dataclasses.replace(e, launch_id="L1x")), max_size=6))
     last = [draw(exits)] if state is ProcessState.ENDED and draw(st.booleans()) else []
-    return Observed(
+    return DecisionInput(
         writer=Observation(state, latest, draw(heartbeats) if latest else None, (*past, *last)),
         declared=draw(declarations),
         desired=draw(desires),
@@ -273,53 +284,53 @@ def observations(draw: st.DrawFn) -> Observed:
     )
 
 
-def decided(observed: Observed) -> Decision:
+def decided(observed: DecisionInput) -> Decision:
     return decide(observed, now_ms=NOW, policy=POLICY)
 
 
 @given(observations())
-def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none_does(observed: Observed) -> None:
+def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none_does(observed: DecisionInput) -> None:
     living = {WriterAction.KEEP, WriterAction.STOP, WriterAction.RESTART, WriterAction.KILL}
     assert (decided(observed).action in living) is observed.process.is_alive
 
 
 @given(observations())
-def test_every_reason_names_a_number(observed: Observed) -> None:
+def test_every_reason_names_a_number(observed: DecisionInput) -> None:
     decision = decided(observed)
     assert re.search(r"\d", decision.reason), decision
     assert decision.reason.strip() == decision.reason
 
 
 @given(observations())
-def test_a_paused_stream_is_never_started(observed: Observed) -> None:
+def test_a_paused_stream_is_never_started(observed: DecisionInput) -> None:
     paused = dataclasses.replace(observed, desired=PAUSED)
     assert decided(paused).action not in {WriterAction.START, WriterAction.RESTART} or paused.process.is_alive
     assert decided(paused).action is not WriterAction.START
 
 
 @given(observations())
-def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(observed: Observed) -> None:
+def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(observed: DecisionInput) -> None:
     last = observed.exit
-    if last is None or last.code not in NO_RESTART:
+    if last is None or last.code not in NO_RESTART_EXIT_CODES:
         return
-    if last.code in EXTERNAL_CAUSES:  # under our eyes, and of credentials that never worked
+    if last.code in EXTERNAL_CAUSE_EXIT_CODES:  # under our eyes, and of credentials that never worked
         exits = tuple(dataclasses.replace(e, committed=False) for e in observed.writer.exits)
         writer = dataclasses.replace(observed.writer, exits=exits)
         observed = dataclasses.replace(observed, writer=writer, returned_at_ms=last.ended_at_ms)
     unchanged = dataclasses.replace(
         observed,
-        declared=Declared(last.spec_fingerprint),
-        desired=Desired(generation=last.generation),
+        declared=ValidDeclaration(last.spec_fingerprint),
+        desired=DesiredState(generation=last.generation),
         notes=dataclasses.replace(observed.notes, cleared=None),
         table_fingerprint=None,
     )
     assert decided(unchanged).action in {WriterAction.GIVE_UP, WriterAction.HOLD}
-    resumed = dataclasses.replace(unchanged, desired=Desired(generation=last.generation + 1))
+    resumed = dataclasses.replace(unchanged, desired=DesiredState(generation=last.generation + 1))
     assert decided(resumed).action is WriterAction.START
 
 
 @given(observations())
-def test_giving_up_is_said_once(observed: Observed) -> None:
+def test_giving_up_is_said_once(observed: DecisionInput) -> None:
     first = decided(observed)
     if first.action is not WriterAction.GIVE_UP:
         return
@@ -329,36 +340,36 @@ def test_giving_up_is_said_once(observed: Observed) -> None:
 
 
 @given(observations())
-def test_the_foreground_writer_is_left_alone(observed: Observed) -> None:
+def test_the_foreground_writer_is_left_alone(observed: DecisionInput) -> None:
     if observed.process is ProcessState.FOREGROUND:
         assert decided(observed).action is WriterAction.KEEP
 
 
 @given(observations())
-def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: Observed) -> None:
+def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: DecisionInput) -> None:
     decision = decided(observed)
     max_ms = POLICY.max_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
     assert decision.until_ms is None or NOW < decision.until_ms <= NOW + max_ms
 
 
 @given(observations())
-def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stayed(observed: Observed) -> None:
+def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stayed(observed: DecisionInput) -> None:
     decision = decided(observed)
     last = observed.exit
     if decision.cause is Cause.RETURNED:
         assert last is not None
-        assert last.code in EXTERNAL_CAUSES
+        assert last.code in EXTERNAL_CAUSE_EXIT_CODES
         seen = dataclasses.replace(observed, returned_at_ms=last.ended_at_ms)
         assert decided(seen).cause is not Cause.RETURNED
 
 
-@pytest.mark.parametrize("code", sorted(EXTERNAL_CAUSES))
+@pytest.mark.parametrize("code", sorted(EXTERNAL_CAUSE_EXIT_CODES))
 @pytest.mark.parametrize("ended_ago", [0, 1, MINUTE, 10 * MINUTE, DAY])
 @pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
 @pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
-@pytest.mark.parametrize("noted", [Notes(), GIVEN_UP])
+@pytest.mark.parametrize("noted", [SupervisorNotes(), GIVEN_UP])
 def test_an_end_that_may_be_over_is_evaluated_by_who_saw_it(
-    code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: Notes
+    code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: SupervisorNotes
 ) -> None:
     away_since_ms = 0 if away_ago is None else NOW - away_ago
     observed = ended(
@@ -379,20 +390,20 @@ def test_the_waits_between_refusals_double_up_to_a_quarter_of_an_hour() -> None:
 
 
 @given(observations())
-def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: Observed) -> None:
+def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: DecisionInput) -> None:
     healthy = dataclasses.replace(
         observed,
-        declared=Unreadable("broken"),
-        desired=Unreadable("away"),
-        notes=Notes(),
+        declared=UnreadableState("broken"),
+        desired=UnreadableState("away"),
+        notes=SupervisorNotes(),
         writer=Observation(ProcessState.RUNNING, launch(), make_heartbeat(), ()),
     )
     assert decided(healthy).action is WriterAction.KEEP
 
 
 def test_the_exit_codes_are_distinguished() -> None:
-    assert not NO_RESTART & RESTARTABLE
-    assert FIXED_BY_TABLE_CHANGE < NO_RESTART
+    assert not NO_RESTART_EXIT_CODES & RESTARTABLE_EXIT_CODES
+    assert FIXED_BY_TABLE_CHANGE < NO_RESTART_EXIT_CODES
 
 
 def test_access_that_worked_once_is_requested_again_after_any_number_of_refusals(tmp_path: Path) -> None:

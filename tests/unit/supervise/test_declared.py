@@ -11,7 +11,7 @@ import yaml
 from frazil.spec import file_cache, folder_index
 from frazil.spec.folder_index import FolderIndex
 from frazil.spec.load import find_stream
-from frazil.supervise.observed import Declared, Removed, Unreadable
+from frazil.supervise.observed import RemovedDeclaration, UnreadableState, ValidDeclaration
 from frazil.supervise.supervised import Declaration
 
 
@@ -32,35 +32,35 @@ def test_a_stream_is_declared_broken_or_removed_and_these_are_three_things(strea
     file = streams / "ticks.yaml"
     valid = file.read_text()
     (streams / "others.yaml").write_text(valid.replace("ticks", "others"))
-    assert declaration.read() == Declared(find_stream(streams, "ticks").fingerprint())
+    assert declaration.read() == ValidDeclaration(find_stream(streams, "ticks").fingerprint())
     for broken in (valid.replace("event-time", "event-tmie"), "name: ticks\nschema: {", "- a list\n"):
         file.write_text(broken)
         found: Any = declaration.read()
-        assert isinstance(found, Unreadable), broken
+        assert isinstance(found, UnreadableState), broken
         assert "ticks.yaml" in found.problem
     assert declaration.spec is not None, "the last valid one is remembered"
     file.unlink()
-    assert declaration.read() == Removed(1_000)
+    assert declaration.read() == RemovedDeclaration(1_000)
     times.now_ms = 5_000
-    assert declaration.read() == Removed(1_000)
+    assert declaration.read() == RemovedDeclaration(1_000)
     file.write_text(valid)
-    assert isinstance(declaration.read(), Declared)
+    assert isinstance(declaration.read(), ValidDeclaration)
     file.unlink()
-    assert declaration.read() == Removed(5_000)
+    assert declaration.read() == RemovedDeclaration(5_000)
 
 
 def test_a_stream_whose_file_may_be_the_broken_one_is_not_removed(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     (streams / "ticks.yaml").rename(streams / "renamed.yaml")
-    assert isinstance(declaration.read(), Declared), "the name in the file counts, not the file's"
+    assert isinstance(declaration.read(), ValidDeclaration), "the name in the file counts, not the file's"
     (streams / "renamed.yaml").write_text("name: [")
-    assert isinstance(declaration.read(), Unreadable)
+    assert isinstance(declaration.read(), UnreadableState)
 
 
 def test_a_folder_that_is_away_is_not_a_removed_stream(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     streams.rename(streams.with_name("away"))
-    assert isinstance(declaration.read(), Unreadable)
+    assert isinstance(declaration.read(), UnreadableState)
 
 
 class Seconds:
@@ -74,7 +74,7 @@ class Seconds:
 def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     """The clock of a fresh index that all declarations of the test share."""
     seconds = Seconds()
-    monkeypatch.setattr("frazil.supervise.supervised.FOLDERS", FolderIndex(clock=seconds))
+    monkeypatch.setattr("frazil.supervise.supervised.FOLDER_INDEX", FolderIndex(clock=seconds))
     return seconds
 
 
@@ -82,20 +82,20 @@ def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each read checks its own file and the defaults in the file system; the others only once a second."""
-    monkeypatch.setattr(file_cache, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(file_cache, "MIN_SETTLED_AGE_NS", -(10**12))
     text = (streams / "ticks.yaml").read_text()
     for number in range(40):
         (streams / f"s{number}.yaml").write_text(text.replace("ticks", f"s{number}"))
-    parsed, load, stat, requested = [], yaml.load, file_cache.signature, []
+    parsed, load, stat, requested = [], yaml.load, file_cache.read_signature, []
 
     def counted(path: Path) -> Any:
         requested.append(path.name)
         return stat(path)
 
     monkeypatch.setattr(yaml, "load", lambda *a, **n: parsed.append(1) or load(*a, **n))
-    monkeypatch.setattr(file_cache, "signature", counted)
+    monkeypatch.setattr(file_cache, "read_signature", counted)
     declarations = [Declaration(f"s{number}", streams, clock=times) for number in range(40)]
-    assert all(isinstance(declaration.read(), Declared) for declaration in declarations)
+    assert all(isinstance(declaration.read(), ValidDeclaration) for declaration in declarations)
     assert len(parsed) == 41
     requested.clear()
     for declaration in declarations:
@@ -120,7 +120,7 @@ def test_an_edit_within_one_tick_of_the_clock_is_seen_at_the_next_check(
     monkeypatch.setattr(Path, "stat", lambda self, **n: tick if self == file else stat(self, **n))
     file.write_text(file.read_text().replace("schema: {ts", "schema: {tt").replace("event-time: ts", "event-time: tt"))
     after = declaration.read()
-    assert isinstance(after, Declared)
+    assert isinstance(after, ValidDeclaration)
     assert after != before
 
 
@@ -128,19 +128,19 @@ def test_a_second_file_of_the_stream_is_noticed_with_the_next_listing(
     streams: Path, times: Times, index: Seconds
 ) -> None:
     declaration = Declaration("ticks", streams, clock=times)
-    assert isinstance(declaration.read(), Declared)
+    assert isinstance(declaration.read(), ValidDeclaration)
     (streams / "again.yaml").write_text((streams / "ticks.yaml").read_text())
     index.now_s += folder_index.MAX_LISTING_AGE_S
     found: Any = declaration.read()
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableState)
     assert "declared twice" in found.problem
     (streams / "again.yaml").unlink()
-    assert isinstance(declaration.read(), Declared), "at once, without waiting for the listing"
+    assert isinstance(declaration.read(), ValidDeclaration), "at once, without waiting for the listing"
 
 
 def test_another_file_that_is_broken_changes_nothing(streams: Path, times: Times, index: Seconds) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     (streams / "broken.yaml").write_text("name: [")
     for _ in range(2):
-        assert isinstance(declaration.read(), Declared)
+        assert isinstance(declaration.read(), ValidDeclaration)
         index.now_s += folder_index.MAX_LISTING_AGE_S

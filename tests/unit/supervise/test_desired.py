@@ -16,14 +16,14 @@ from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import (
-    AFTER_FOLDER,
+    CHAIN_FOLDER,
     DESIRED_FILE,
     DesiredStore,
     _DesiredStateFolder,
-    open_desired,
+    open_desired_store,
     table_fingerprint,
 )
-from frazil.supervise.observed import Desired, DesiredMode
+from frazil.supervise.observed import DesiredMode, DesiredState
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.tables import ensure_table, load_stream_table, state_location
@@ -39,13 +39,13 @@ def run(*arguments: str, streams: Path) -> str:
 
 def is_with_table(spec: StreamSpec) -> DesiredStore:
     ensure_table(load_catalog(None), spec)
-    return open_desired(spec)
+    return open_desired_store(spec)
 
 
 def test_without_an_object_it_shall_run(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
-    assert open_desired(spec).read() == Desired()
-    assert is_with_table(spec).read() == Desired()
+    assert open_desired_store(spec).read() == DesiredState()
+    assert is_with_table(spec).read() == DesiredState()
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
@@ -54,8 +54,8 @@ def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, 
     assert "This applies to this host only, because the catalog has no table demo.ticks yet." in said
     files = [path for path in home().rglob("*") if path.is_file()]
     own = [path for path in files if home() / "declared" not in path.parents]
-    assert {path.relative_to(run_folder("ticks")).parts[0] for path in own} == {DESIRED_FILE, AFTER_FOLDER}
-    wanted = open_desired(find_stream(streams, "ticks")).read()
+    assert {path.relative_to(run_folder("ticks")).parts[0] for path in own} == {DESIRED_FILE, CHAIN_FOLDER}
+    wanted = open_desired_store(find_stream(streams, "ticks")).read()
     assert (wanted.mode is DesiredMode.PAUSED) == (verb == "pause")
     assert wanted.reason == "the topic comes at noon"
 
@@ -63,7 +63,7 @@ def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, 
 def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherwise(streams: Path) -> None:
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
-    before = open_desired(spec).read()
+    before = open_desired_store(spec).read()
     desired = is_with_table(spec)
     assert desired.read() == before
     assert "this host alone" not in run("resume", "ticks", streams=streams)
@@ -98,7 +98,7 @@ def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(strea
         path.unlink()
     assert "demo.ticks is not in the catalog 'default'" in run("pause", "ticks", streams=streams)
     assert not list(home().glob("catalog.db*"))
-    found = open_desired(spec).read()
+    found = open_desired_store(spec).read()
     assert (found.mode, found.generation > 3) == (DesiredMode.PAUSED, True)
     assert desired.read() == found, "who opened it beside the table sees it too"
 
@@ -110,7 +110,7 @@ def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
     table = load_stream_table(spec)
     assert table is not None
     assert Path(state_location(table, "ticks").removeprefix("file://"), DESIRED_FILE).exists()
-    wanted = open_desired(spec).read()
+    wanted = open_desired_store(spec).read()
     assert (wanted.mode, wanted.reason, wanted.generation) == (DesiredMode.PAUSED, "Kafka upgrade", 1)
     assert wanted.by
     assert wanted.at_ms > 1_700_000_000_000
@@ -143,14 +143,14 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
 ) -> None:
     """Both have seen the same state. The second writes between the first one's look and its write."""
     desired = is_with_table(find_stream(streams, "ticks"))
-    other = open_desired(find_stream(streams, "ticks"))
+    other = open_desired_store(find_stream(streams, "ticks"))
     for table in (True, False):
         for one in (desired, other):
             one._folders = one._folders if table else one._folders[1:]
         put, seen = _DesiredStateFolder.put, desired.read()
 
         def after_another(
-            place: _DesiredStateFolder, wanted: Desired, *, after: Desired | None, put: Any = put
+            place: _DesiredStateFolder, wanted: DesiredState, *, after: DesiredState | None, put: Any = put
         ) -> bool:
             monkeypatch.setattr(_DesiredStateFolder, "put", put)
             other.pause(by="ana", reason="", after=seen.generation)  # noqa: B023 - called before the next round
@@ -188,7 +188,7 @@ def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
 @pytest.mark.parametrize("table", [True, False])
 def test_of_many_who_act_at_once_from_one_state_exactly_one_does(streams: Path, table: bool) -> None:
     spec = find_stream(streams, "ticks")
-    desired = is_with_table(spec) if table else open_desired(spec)
+    desired = is_with_table(spec) if table else open_desired_store(spec)
     for _ in range(5):
         seen = desired.read().generation
 

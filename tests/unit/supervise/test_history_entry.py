@@ -6,14 +6,14 @@ import pytest
 
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.supervise.decision import Cause, Decision, WriterAction
-from frazil.supervise.observed import Desired, DesiredMode, Unreadable
-from frazil.supervise.supervisor import history_entry
+from frazil.supervise.observed import DesiredMode, DesiredState, UnreadableState
+from frazil.supervise.supervisor import to_history_event
 
 NOW = 1_800_000_000_000
 
 
 def sentence(decision: Decision, problem: str | None = None) -> str | None:
-    found = history_entry(decision, Desired(), problem, now_ms=NOW)
+    found = to_history_event(decision, DesiredState(), problem, now_ms=NOW)
     return found and found.sentence
 
 
@@ -33,11 +33,11 @@ def test_what_failed_is_reported_as_such() -> None:
 
 @pytest.mark.parametrize("action", [WriterAction.STOP, WriterAction.HOLD])
 def test_a_pause_is_reported_as_of_the_action_whenever_it_is_seen(action: WriterAction) -> None:
-    desired = Desired(DesiredMode.PAUSED, 3, reason="Kafka upgrade", by="ana", at_ms=NOW - 5)
-    found = history_entry(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
+    desired = DesiredState(DesiredMode.PAUSED, 3, reason="Kafka upgrade", by="ana", at_ms=NOW - 5)
+    found = to_history_event(Decision(action, Cause.PAUSED, "paused by ana 3 min ago"), desired, None, now_ms=NOW)
     assert found == HistoryEvent(NOW - 5, EventKind.SUPERVISION, "the stream is paused by ana: Kafka upgrade")
 
 
 def test_a_desired_state_that_cannot_be_read_holds_and_is_not_reported() -> None:
     decision = Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, "unreadable")
-    assert history_entry(decision, Unreadable("no route"), None, now_ms=NOW) is None
+    assert to_history_event(decision, UnreadableState("no route"), None, now_ms=NOW) is None

@@ -16,12 +16,12 @@ from frazil.history.objects import read_history
 from frazil.history.supervision import RETRY_INTERVAL_MS
 from frazil.host.given_up import announce_given_up, confirm_given_up, settle_given_up
 from frazil.host.launcher import ProcessState
-from frazil.spec.last_valid import EMPTY_MS
+from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
-from frazil.supervise.desired import open_desired
-from frazil.supervise.supervised import TableState, WriterProgram
-from frazil.supervise.supervisor import Step, Supervisor
+from frazil.supervise.desired import open_desired_store
+from frazil.supervise.supervised import TableReader, WriterProgram
+from frazil.supervise.supervisor import SupervisionStep, Supervisor
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 
@@ -50,13 +50,13 @@ class Bench:
     def supervisor(self, **changes: Any) -> Supervisor:
         return Supervisor(WriterProgram("ticks", self.streams, FAKE_WRITER), **changes)
 
-    def until(self, supervisor: Supervisor, action: WriterAction, cause: Cause) -> Step:
-        def check() -> Step | None:
+    def until(self, supervisor: Supervisor, action: WriterAction, cause: Cause) -> SupervisionStep:
+        def check() -> SupervisionStep | None:
             step = supervisor.step()
             self.lines += step.writer_log
             return step if (step.decision.action, step.decision.cause) == (action, cause) else None
 
-        found: Step = self.eventually(check)
+        found: SupervisionStep = self.eventually(check)
         return found
 
     def runs(self, supervisor: Supervisor) -> int:
@@ -103,7 +103,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     supervisor = bench.supervisor(clock=clock)
     pid = bench.runs(supervisor)
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
-    desired = open_desired(spec)
+    desired = open_desired_store(spec)
     desired.pause(by="ana", reason="Kafka upgrade")
     # The table was made a moment ago: the supervisor looks for it again after ten seconds.
     supervisor._program.on_launch()
@@ -150,7 +150,7 @@ def test_a_writer_that_hangs_is_stopped_and_started_again(bench: Bench, monkeypa
     supervisor = bench.supervisor(clock=clock)
     pid = bench.runs(supervisor)
     # A supervisor that slept as long as the writer stood still may not judge it; this one goes on looking.
-    monkeypatch.setattr(module, "GAP_MS", 60 * 60_000)
+    monkeypatch.setattr(module, "MIN_GAP_MS", 60 * 60_000)
     bench.at_hand.orders(hang=True)
     clock.ahead_ms = 20_000
     bench.until(supervisor, WriterAction.KEEP, Cause.ADVANCING)
@@ -199,7 +199,7 @@ def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_aga
 
 def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
-    supervisor, desired = bench.supervisor(), open_desired(spec)
+    supervisor, desired = bench.supervisor(), open_desired_store(spec)
 
     def cleared() -> tuple[str, str]:
         supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
@@ -213,7 +213,7 @@ def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, mon
     assert not bench.at_hand.launcher.observe().process.is_alive
     seen = desired.pause(by="Airflow", reason="the run was marked failed")
     desired.pause(by="ana", reason="it must not run")
-    monkeypatch.setattr(TableState, "desired", lambda *_: seen)
+    monkeypatch.setattr(TableReader, "desired", lambda *_: seen)
     assert cleared() == ("paused", "ana"), "ana paused it after the supervisor had looked"
 
 
@@ -261,13 +261,13 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.at_hand.orders(**{"crash-at-start": True})
 
-    def given_up() -> Step | None:
+    def given_up() -> SupervisionStep | None:
         step = supervisor.step()
         # Time passes as the backoff wants it to.
         clock.ahead_ms += max(0, (step.decision.until_ms or 0) - clock())
         return step if step.decision.action is WriterAction.GIVE_UP else None
 
-    step: Step = bench.eventually(given_up)
+    step: SupervisionStep = bench.eventually(given_up)
     assert step.decision.cause is Cause.CRASH_LOOP
     assert "5 crashes" in step.decision.reason
     assert "asked to crash" in step.decision.reason
@@ -286,7 +286,7 @@ def test_a_user_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_the
 
 def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Bench) -> None:
 
-    open_desired(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
+    open_desired_store(find_stream(bench.streams, "ticks")).pause(by="ana", reason="")
     supervisor = bench.supervisor()
     assert supervisor.step().decision.cause is Cause.PAUSED
     supervisor.clear_for_user(by="Airflow", reason="the run was cleared")
@@ -299,7 +299,7 @@ def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
     bench.runs(supervisor)
     (bench.streams / "ticks.yaml").rename(aside := bench.streams / "ticks.aside")
     assert supervisor.step().decision.action is WriterAction.KEEP
-    clock.ahead_ms = EMPTY_MS - 1_000
+    clock.ahead_ms = MAX_FOLDER_ABSENCE_MS - 1_000
     assert supervisor.step().decision.action is WriterAction.KEEP, "nothing at all is there: an unmounted volume"
     (bench.streams / "other.yaml").write_text(aside.read_text().replace("ticks", "other"))
     clock.ahead_ms += 500
@@ -317,7 +317,7 @@ def test_a_run_folder_that_takes_no_more_bytes_ends_no_supervision(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("frazil.supervise.supervisor.write_watch", full)
+    monkeypatch.setattr("frazil.supervise.supervisor.write_supervision_times", full)
     clock.ahead_ms = 11_000
     assert supervisor.step().decision.action is WriterAction.KEEP
 

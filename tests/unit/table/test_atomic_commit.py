@@ -25,7 +25,7 @@ from requests.adapters import HTTPAdapter
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import SpecError
-from frazil.table.atomic_catalogs import ADVERTISED, find_commit_tables, why_not_atomic
+from frazil.table.atomic_catalogs import COMMIT_ENDPOINT, atomic_commit_problem, find_commit_tables
 from frazil.table.atomic_commit import TableChange
 from frazil.table.catalogs import CatalogConfig, _open
 
@@ -88,7 +88,7 @@ REQUEST = {
 }
 """`CommitTransactionRequest` of Iceberg's REST specification, as far as a stream's commits use it."""
 
-ENDPOINTS = ["GET /v1/{prefix}/namespaces/{namespace}/tables/{table}", ADVERTISED]
+ENDPOINTS = ["GET /v1/{prefix}/namespaces/{namespace}/tables/{table}", COMMIT_ENDPOINT]
 
 
 class Server:
@@ -187,7 +187,7 @@ def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
 
 def test_a_server_that_is_not_what_its_catalog_says_is_refused(server: Server) -> None:
     server.endpoints = ENDPOINTS[:1]
-    with pytest.raises(SpecError, match=re.escape(f"to be polaris, but its server does not offer `{ADVERTISED}`")):
+    with pytest.raises(SpecError, match=re.escape(f"to be polaris, but its server does not offer `{COMMIT_ENDPOINT}`")):
         find_commit_tables(opened(**{"frazil.atomic": "polaris"}))
 
 
@@ -212,5 +212,5 @@ def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
     ],
 )
 def test_a_catalogs_properties_say_whether_it_can(properties: dict[str, str], said: str | None) -> None:
-    reason = why_not_atomic("lake", properties)
+    reason = atomic_commit_problem("lake", properties)
     assert reason is None if said is None else said in str(reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
-from frazil.table.branches import live_rows
+from frazil.table.branches import count_live_rows
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from frazil.table.branches import live_rows
 )
 def test_rows_that_position_deletes_name_do_not_count(totals: dict[str, str], rows: int | None) -> None:
     summary = Summary(Operation.OVERWRITE, **totals)
-    assert live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list", summary=summary)) == rows
+    assert count_live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list", summary=summary)) == rows
 
 
 def test_a_snapshot_without_a_summary_tells_nothing() -> None:
-    assert live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list")) is None
+    assert count_live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list")) is None

@@ -38,13 +38,13 @@ from frazil.table.catalogs import (
     CatalogConfig,
     _open,
     catalog_config,
-    catalog_errors,
     keep_catalogs,
     load_catalog,
     open_existing_catalog,
     spark_properties,
+    translate_catalog_errors,
 )
-from frazil.table.spark_catalog import jar_sets, spark_catalog
+from frazil.table.spark_catalog import needed_jar_sets, to_spark_properties
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 
@@ -145,13 +145,16 @@ def test_each_mistake_in_a_configuration_is_one_sentence(properties: dict[str, s
 def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
     error: Exception, meant: type[FrazilError]
 ) -> None:
-    with pytest.raises(meant, match="the catalog 'lake'"), catalog_errors("lake"):
+    with pytest.raises(meant, match="the catalog 'lake'"), translate_catalog_errors("lake"):
         raise error
 
 
 @pytest.mark.parametrize("said", ["disk I/O error", "database or disk is full"])
 def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
-    with pytest.raises(CommitUnavailable, match=f"{said}; check the free space on its disk"), catalog_errors("lake"):
+    with (
+        pytest.raises(CommitUnavailable, match=f"{said}; check the free space on its disk"),
+        translate_catalog_errors("lake"),
+    ):
         raise OperationalError("commit", None, sqlite3.OperationalError(said))
 
 
@@ -163,7 +166,7 @@ def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_reporte
 
 
 def _first_use(properties: dict[str, str]) -> None:
-    with catalog_errors("lake"):
+    with translate_catalog_errors("lake"):
         _open(CatalogConfig("lake", properties)).list_namespaces()
 
 
@@ -219,19 +222,19 @@ def test_a_database_that_cannot_be_opened_is_reported(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("refusal", [UnauthorizedError("no"), ForbiddenError("no"), PermissionError("no")])
 def test_a_refusal_is_access_denied(refusal: Exception) -> None:
-    with pytest.raises(AccessDenied, match="'lake'"), catalog_errors("lake"):
+    with pytest.raises(AccessDenied, match="'lake'"), translate_catalog_errors("lake"):
         raise refusal
 
 
 def test_credentials_that_expired_may_be_tried_again() -> None:
-    with pytest.raises(CommitUnavailable, match="expired"), catalog_errors("lake"):
+    with pytest.raises(CommitUnavailable, match="expired"), translate_catalog_errors("lake"):
         raise AuthorizationExpiredError("419")
 
 
 def test_an_outage_is_not_a_refusal_and_the_rest_stays_itself() -> None:
-    with pytest.raises(CommitUnavailable), catalog_errors("lake"):
+    with pytest.raises(CommitUnavailable), translate_catalog_errors("lake"):
         raise ServiceUnavailableError("later")
-    with pytest.raises(NoSuchTableError), catalog_errors("lake"):
+    with pytest.raises(NoSuchTableError), translate_catalog_errors("lake"):
         raise NoSuchTableError("t")
 
 
@@ -254,7 +257,11 @@ def test_spark_opens_the_embedded_catalog_by_the_same_file(unconfigured: Path) -
 
 def _beneath(name: str, properties: dict[str, str]) -> dict[str, str]:
     prefix = f"spark.sql.catalog.{name}."
-    return {key.removeprefix(prefix): v for key, v in spark_catalog(name, properties).items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): v
+        for key, v in to_spark_properties(name, properties).items()
+        if key.startswith(prefix)
+    }
 
 
 def test_spark_gets_a_postgresql_catalog_with_its_password_apart() -> None:
@@ -310,7 +317,7 @@ def test_spark_gets_a_rest_catalog_with_its_storage_keys() -> None:
 def test_spark_gets_the_jars_that_a_catalog_needs_and_no_others(
     properties: dict[str, str], sets: tuple[str, ...]
 ) -> None:
-    assert jar_sets(properties) == sets
+    assert needed_jar_sets(properties) == sets
     assert set(sets) <= set(jars.ROOTS)
 
 
@@ -318,9 +325,9 @@ def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
     assert _beneath("g", {"type": "glue", "glue.region": "eu"}) == {"type": "glue", "client.region": "eu"}
     assert _beneath("h", {"uri": "thrift://h:9083"}) == {"type": "hive", "uri": "thrift://h:9083"}
     with pytest.raises(SpecError, match="'dynamodb', which Spark cannot open"):
-        spark_catalog("d", {"type": "dynamodb"})
+        to_spark_properties("d", {"type": "dynamodb"})
     with pytest.raises(SpecError, match="mysql"):
-        spark_catalog("m", {"type": "sql", "uri": "mysql://h/d"})
+        to_spark_properties("m", {"type": "sql", "uri": "mysql://h/d"})
 
 
 def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(

@@ -21,7 +21,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from frazil.table.evolution import Addition, Conflict, Difference, Promotion, differences
+from frazil.table.evolution import Addition, Conflict, Difference, Promotion, find_differences
 
 TEXT = StringType()
 
@@ -33,7 +33,7 @@ def schema(*columns: tuple[int, str, IcebergType], required: Sequence[str] = ())
 def found(declared: Schema, *schemas: Schema) -> tuple[Difference, ...]:
     """The last schema is the table's."""
     names = [field.name for field in declared.fields]
-    return differences(declared, schemas[-1], schemas, declarable=names)
+    return find_differences(declared, schemas[-1], schemas, declarable=names)
 
 
 def reported(declared: Schema, *schemas: Schema) -> dict[str, str]:
@@ -68,7 +68,7 @@ def test_a_column_that_was_dropped_is_not_added_again() -> None:
 
 def test_of_a_column_of_frazils_own_nobody_is_reported_to_declare_it_otherwise() -> None:
     now = schema((1, "x", TEXT))
-    said = [d.message for d in differences(AB, now, [AB, now]) if isinstance(d, Conflict)]
+    said = [d.message for d in find_differences(AB, now, [AB, now]) if isinstance(d, Conflict)]
     assert len(said) == 2
     assert not any("declar" in message for message in said)
 
@@ -105,7 +105,7 @@ def test_a_name_that_was_given_to_another_column_is_reported_while_the_table_has
     declared = schema((1, "a", TEXT))
     assert "renamed to old_a" in reported(declared, before, given_away)["a"]
     assert found(declared, before, given_away, schema((2, "a", TEXT))) == ()
-    assert differences(declared, given_away, [given_away], declarable=["a"]) == (), "a person accepted it"
+    assert find_differences(declared, given_away, [given_away], declarable=["a"]) == (), "a person accepted it"
 
 
 def test_a_column_that_was_renamed_with_its_declaration_fits() -> None:

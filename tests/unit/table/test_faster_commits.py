@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.table.catalogs import load_catalog
-from frazil.table.faster_commits import MAX_CACHED
+from frazil.table.faster_commits import MAX_CACHED_METADATA
 
 ROW = pa.table({"n": pa.array([1], pa.int64())})
 
@@ -92,7 +92,7 @@ def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, tabl
 
 
 def test_few_are_kept(catalog: Catalog, table: Table, parsed: list[str]):
-    for number in range(MAX_CACHED + 1):
+    for number in range(MAX_CACHED_METADATA + 1):
         catalog.create_table(f"demo.other_{number}", ROW.schema)
         catalog.load_table(f"demo.other_{number}")
     parsed.clear()

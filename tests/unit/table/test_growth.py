@@ -19,7 +19,7 @@ from pyiceberg.types import (
 )
 
 from frazil.table.evolution import Addition, Change, Promotion, Relaxation
-from frazil.table.growth import growth
+from frazil.table.growth import plan_growth
 
 INNER = StructType(NestedField(10, "a", StringType()))
 TABLE = Schema(
@@ -37,7 +37,7 @@ TABLE = Schema(
 
 
 def requested(*changes: Change, former: tuple[Schema, ...] = (), limit: int = 500) -> tuple[list[Change], list[str]]:
-    found = growth(TABLE, former, changes, max_columns=limit, fixed={"at"})
+    found = plan_growth(TABLE, former, changes, max_columns=limit, fixed={"at"})
     return [*found.changes], [f"{'.'.join(refusal.path)} {refusal.reason}" for refusal in found.refused]
 
 

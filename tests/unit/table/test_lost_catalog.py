@@ -23,7 +23,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.main import frazil
 from frazil.errors import AccessDenied, SpecError, TableLost
-from frazil.signals.signal_table import IDENTIFIER, SCHEMA, SPEC
+from frazil.signals.signal_table import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, SIGNALS_TABLE
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared import DeclaredTable
@@ -171,7 +171,7 @@ def test_the_other_tables_are_guarded_too(make: str, catalog: Catalog, unconfigu
     def ensure(catalog: Catalog) -> Table:
         if make == "dead letters":
             return ensure_dead_letters(catalog, stream())
-        return ensure_declared(catalog, DeclaredTable(IDENTIFIER, SCHEMA, SPEC), "signals")
+        return ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
 
     write(ensure(catalog))
     with pytest.raises(TableLost):

@@ -26,7 +26,7 @@ from pyiceberg.table.update import (
 )
 
 from frazil.spec.model import StreamSpec
-from frazil.table.metadata_times import next_ms, with_ordered_times
+from frazil.table.metadata_times import next_ms, order_times
 from frazil.table.tables import ensure_table
 from tests.java_rules import check_times
 
@@ -109,7 +109,7 @@ def test_times_only_go_forward_whatever_clocks_say_and_a_table_that_was_broken_i
         elif kind == "expiry" and metadata.snapshots:
             updates = (RemoveSnapshotsUpdate(snapshot_ids=[metadata.snapshots[0].snapshot_id]),)
         made = update_table_metadata(metadata, updates, metadata_location=str(number))
-        after = with_ordered_times(metadata, made)
+        after = order_times(metadata, made)
         assert after.last_updated_ms > newest(metadata)
         check_times(after)
         metadata = after
@@ -121,4 +121,4 @@ def newest(metadata: TableMetadata) -> int:
 
 def test_what_changes_nothing_is_left_as_it_is() -> None:
     metadata = new_table_metadata(Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "x", {})
-    assert with_ordered_times(metadata, metadata) is metadata
+    assert order_times(metadata, metadata) is metadata

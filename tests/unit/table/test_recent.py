@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from frazil.table.recent import Recent
+from frazil.table.recent import BoundedCache
 
 
 def test_what_was_kept_longest_ago_makes_room() -> None:
-    recent = Recent[int](2)
+    recent = BoundedCache[int](2)
     for name, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         recent.keep(name, value)
     assert (recent.get("a"), recent.get("b"), recent.get("c"), len(recent)) == (3, None, 4, 2)

@@ -7,8 +7,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
-from frazil.spec.former_columns import PROPERTY, former_columns
-from frazil.table.renamed import ColumnChanges, aliases, find_problems, with_current_names
+from frazil.spec.former_columns import PROPERTY, parse_former_columns
+from frazil.table.renamed import ColumnChanges, find_aliases, find_change_problems, use_current_names
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())
@@ -22,27 +22,27 @@ def names(schema: Schema) -> list[str]:
 
 
 def test_a_declaration_by_the_old_names_means_the_columns_as_they_are_now():
-    assert names(with_current_names(BEFORE, TABLE, FORMER)) == ["id", "b"]
-    assert names(with_current_names(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
+    assert names(use_current_names(BEFORE, TABLE, FORMER)) == ["id", "b"]
+    assert names(use_current_names(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
 
 
 def test_one_column_is_declared_once():
     both = Schema(NestedField(1, "a", StringType()), NestedField(2, "b", StringType()))
-    assert names(with_current_names(both, TABLE, FORMER)) == ["b"]
+    assert names(use_current_names(both, TABLE, FORMER)) == ["b"]
 
 
 def test_a_name_that_a_column_has_now_is_no_other_ones():
-    assert aliases(TABLE, FORMER) == {"a": 2, "older": 2}
+    assert find_aliases(TABLE, FORMER) == {"a": 2, "older": 2}
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": true}'])
 def test_a_property_that_was_edited_is_named(text: str):
     with pytest.raises(SchemaIncompatible, match=PROPERTY):
-        former_columns({PROPERTY: text})
+        parse_former_columns({PROPERTY: text})
 
 
 def test_without_the_property_nothing_was_renamed():
-    assert former_columns({}) == {}
+    assert parse_former_columns({}) == {}
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,17 @@ def test_without_the_property_nothing_was_renamed():
     ],
 )
 def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
-    found = find_problems(requested, TABLE, [BEFORE], fixed={})
+    found = find_change_problems(requested, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
 
 
 def test_two_columns_do_not_get_one_name():
-    assert find_problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
+    assert find_change_problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
         "C is the new name of two columns"
     ]
 
 
 def test_a_column_that_others_rely_on_stays():
-    found = find_problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
+    found = find_change_problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
     assert found == ["the column new cannot be changed: it is needed"]

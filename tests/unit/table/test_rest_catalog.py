@@ -12,7 +12,7 @@ import pytest
 from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
 from frazil.table.catalog_mistakes import retry_after_s
-from frazil.table.catalogs import CatalogConfig, _open, catalog_errors
+from frazil.table.catalogs import CatalogConfig, _open, translate_catalog_errors
 from frazil.table.rest_catalog import nest_properties
 from tests.troubled_proxy import (
     Answer,
@@ -41,7 +41,7 @@ def server() -> Iterator[TroubledProxy]:
 
 
 def opened(server: TroubledProxy, **properties: str) -> str:
-    with pytest.raises(FrazilError) as raised, catalog_errors("lake"):
+    with pytest.raises(FrazilError) as raised, translate_catalog_errors("lake"):
         _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri, **properties})).list_namespaces()
     text = f"{type(raised.value).__name__}: {raised.value}"
     assert "\n" not in text
@@ -83,7 +83,7 @@ def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server:
     server.trouble = instead(page(404))
     with (
         pytest.raises(CommitUnavailable, match="does not respond like an Iceberg REST catalog"),
-        catalog_errors("lake"),
+        translate_catalog_errors("lake"),
     ):
         catalog.load_table("city.rides")
 

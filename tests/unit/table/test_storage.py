@@ -116,7 +116,7 @@ class FakeS3:
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeS3], ObjectStore]:
     def on(files: FakeS3) -> ObjectStore:
-        monkeypatch.setattr(FsspecStore, "_files", property(lambda _: files))
+        monkeypatch.setattr(FsspecStore, "_file_system", property(lambda _: files))
         return open_store("s3://lake/table", {})
 
     return on
@@ -213,7 +213,7 @@ def test_a_scheme_that_no_store_serves_is_reported() -> None:
 
 def test_s3_is_opened_with_pyicebergs_own_keys() -> None:
     keys = {"s3.endpoint": "http://127.0.0.1:1", "s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "r"}
-    files = open_store("s3a://bucket/table", keys)._files  # type: ignore[attr-defined]
+    files = open_store("s3a://bucket/table", keys)._file_system  # type: ignore[attr-defined]
     assert files.client_kwargs["endpoint_url"] == "http://127.0.0.1:1"
     assert (files.client_kwargs["aws_access_key_id"], files.client_kwargs["region_name"]) == ("k", "r")
 
@@ -223,12 +223,12 @@ def test_a_store_takes_the_credentials_that_its_table_was_last_loaded_with() -> 
     store = open_store("s3://bucket/table", lambda: dict(vended))
 
     def token() -> str:
-        return str(store._files.client_kwargs["aws_session_token"])  # type: ignore[attr-defined]
+        return str(store._file_system.client_kwargs["aws_session_token"])  # type: ignore[attr-defined]
 
     assert token() == "first"
-    client = store._files  # type: ignore[attr-defined]
+    client = store._file_system  # type: ignore[attr-defined]
     vended["frazil.stream.s"] = "marker 2"
-    assert store._files is client  # type: ignore[attr-defined] # a commit changes no credential
+    assert store._file_system is client  # type: ignore[attr-defined] # a commit changes no credential
     vended["s3.session-token"] = "second"
     assert token() == "second"
 
@@ -239,8 +239,8 @@ def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
     clients = []
     for load in range(3 * MAX_CACHED_FILE_IOS):
         vended["s3.session-token"] = f"renewed {load}"
-        clients.append(weakref.ref(store._files))  # type: ignore[attr-defined]
-        assert open_store("s3://bucket/table", dict(vended))._files is clients[-1]()  # type: ignore[attr-defined]
+        clients.append(weakref.ref(store._file_system))  # type: ignore[attr-defined]
+        assert open_store("s3://bucket/table", dict(vended))._file_system is clients[-1]()  # type: ignore[attr-defined]
     gc.collect()
     assert sum(client() is not None for client in clients) <= MAX_CACHED_FILE_IOS
 

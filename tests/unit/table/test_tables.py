@@ -32,7 +32,7 @@ COLUMNS = {"carrier": "string not null", "departed": "timestamptz not null", "de
 def test_a_missing_table_is_made_as_declared(catalog: Catalog, stream: Stream) -> None:
     spec = stream(sort_by=["carrier", "delay desc"], table={"identifier": "a.b.c", "properties": {"x": "1"}})
     table = ensure_table(catalog, spec)
-    assert table.schema().as_struct() == iceberg.schema(spec).as_struct()
+    assert table.schema().as_struct() == iceberg.table_schema(spec).as_struct()
     assert [(f.name, str(f.transform)) for f in table.spec().fields] == [("departed_day", "day")]
     assert [f.direction.value for f in table.sort_order().fields] == ["asc", "desc"]
     assert table.metadata.format_version == 2
@@ -212,7 +212,7 @@ def test_a_table_that_has_such_a_column_already_is_written_on(catalog: Catalog, 
 
 def test_a_table_of_format_version_1_is_refused_with_the_way_out(catalog: Catalog, stream: Stream) -> None:
     catalog.create_namespace("demo")
-    catalog.create_table("demo.flights", iceberg.schema(stream()), properties={"format-version": "1"})
+    catalog.create_table("demo.flights", iceberg.table_schema(stream()), properties={"format-version": "1"})
     with pytest.raises(SchemaIncompatible, match=r"format version 1.*upgrade it"):
         ensure_table(catalog, stream())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.settle import Settled
+from frazil.commit.settle import SettleResult
 from frazil.events import (
     BatchCommitted,
     ChangesMerged,
@@ -16,8 +16,8 @@ from frazil.events import (
     Event,
     FutureEventTimes,
     LagMeasured,
-    NoticeGiven,
-    OutageMet,
+    NoticeIssued,
+    OutageReported,
     PhaseBegan,
     RecordsSkipped,
     StallBegan,
@@ -30,7 +30,7 @@ from frazil.events import (
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import exposition
+from frazil.telemetry.prometheus import format_exposition
 from frazil.telemetry.sink import StreamMetrics
 from tests import metrics_page
 
@@ -103,7 +103,7 @@ def test_an_empty_commit_is_no_batch_and_moves_the_watermark() -> None:
 @pytest.mark.parametrize(
     ("metric", "more", "begins", "ends"),
     [
-        (m.OUTAGE, (), OutageMet("away"), PhaseBegan(Phase.WAITING)),
+        (m.OUTAGE, (), OutageReported("away"), PhaseBegan(Phase.WAITING)),
         (m.OUTAGE, (), TablesBehind(frozenset({"a.b"}), "is missing 1 row"), TablesBehind(frozenset(), "all have all")),
         (m.STALLED, ("offsets",), StallBegan(STALL), StallEnded(StallKind.OFFSETS, 1)),
         (
@@ -127,25 +127,25 @@ def test_a_state_is_one_while_it_lasts(
 
 def test_an_outage_of_many_tries_is_one() -> None:
     bench = Bench()
-    bench.record(*[OutageMet(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageMet("again"))
+    bench.record(*[OutageReported(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageReported("again"))
     assert bench.value(m.OUTAGES) == 2
 
 
 def test_tables_that_lack_rows_are_one_outage_through_all_phases() -> None:
     bench = Bench()
     for n in range(3):
-        bench.record(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageMet("away"), PhaseBegan(Phase.STAGING))
+        bench.record(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageReported("away"), PhaseBegan(Phase.STAGING))
     assert (bench.value(m.OUTAGE), bench.value(m.OUTAGES)) == (1, 4)
 
 
 def test_other_events_are_counted() -> None:
     bench = Bench()
     bench.record(
-        EpochBegan(4, MARKER, Settled()),
+        EpochBegan(4, MARKER, SettleResult()),
         TableEvolved(KEY, ("added column gate string",)),
         FutureEventTimes(KEY, 7, ("t", 0), "10m"),
         RecordsSkipped("t-0: 1..9", MARKER),
-        NoticeGiven("slow"),
+        NoticeIssued("slow"),
         ThrottleEvaluated("grows", 3.0, was_under_pressure=False),
         LagMeasured(50, {("t", 0): 50}, 9_000, 400),
     )
@@ -169,10 +169,10 @@ def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_cau
 def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None:
     bench = Bench()
     for n in range(500):
-        bench.record(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeGiven(str(n)), OutageMet(str(n)))
+        bench.record(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeIssued(str(n)), OutageReported(str(n)))
         bench.record(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
-        bench.record(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, Settled()))
-    lines = [line for line in exposition(bench.meters).splitlines() if not line.startswith("#")]
+        bench.record(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, SettleResult()))
+    lines = [line for line in format_exposition(bench.meters).splitlines() if not line.startswith("#")]
     said = re.search(r"at most (\d+) series", metrics_page.render())
     assert said is not None
     assert len(lines) == int(said[1])

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import exposition
+from frazil.telemetry.prometheus import format_exposition
 
 MONITORING = Path("deploy/monitoring").absolute()
 NAMES = {metric.prometheus for metric in m.METRICS}
@@ -99,6 +99,6 @@ def test_prometheus_finds_nothing_wrong_with_what_is_published(promtool: Path) -
         else:
             meters.set(metric, labels, 1.5)
     done = subprocess.run(
-        [promtool, "check", "metrics"], input=exposition(meters), capture_output=True, text=True, check=False
+        [promtool, "check", "metrics"], input=format_exposition(meters), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,8 +19,8 @@ from frazil.events import BatchCommitted, Event
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import validate_stream
 from frazil.telemetry import metrics as m
-from frazil.telemetry.prometheus import CONTENT_TYPE, exposition
-from frazil.telemetry.telemetry import LISTEN_DEFAULT, Settings, Telemetry
+from frazil.telemetry.prometheus import CONTENT_TYPE, format_exposition
+from frazil.telemetry.telemetry import DEFAULT_LISTEN, MetricsSettings, Telemetry
 from tests.otlp_collector import collecting
 
 MARKER = Marker("ticks", BatchKey(4, 1), None, {("t", 0): 10}, SourceIdentity("c", {"t": "id"}))
@@ -53,8 +53,10 @@ def free_ports(count: int) -> range:
     raise AssertionError("no ports are free")
 
 
-def prometheus(ports: range) -> Settings:
-    return Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": f"127.0.0.1:{ports[0]}-{ports[-1]}"})
+def prometheus(ports: range) -> MetricsSettings:
+    return MetricsSettings.load(
+        {"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": f"127.0.0.1:{ports[0]}-{ports[-1]}"}
+    )
 
 
 def scraped(telemetry: Telemetry) -> str:
@@ -67,33 +69,33 @@ def scraped(telemetry: Telemetry) -> str:
 @pytest.mark.parametrize(
     ("declared", "expected"),
     [
-        ({}, Settings(host="127.0.0.1", ports=range(9464, 9564))),
+        ({}, MetricsSettings(host="127.0.0.1", ports=range(9464, 9564))),
         (
             {"FRAZIL_METRICS": " OTLP , prometheus ", "FRAZIL_METRICS_PARTITIONS": "1"},
-            Settings(True, True, "127.0.0.1", range(9464, 9564), True),
+            MetricsSettings(True, True, "127.0.0.1", range(9464, 9564), True),
         ),
         (
             {"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": "[::]:9000"},
-            Settings(True, False, "::", range(9000, 9001)),
+            MetricsSettings(True, False, "::", range(9000, 9001)),
         ),
     ],
 )
-def test_nothing_is_published_unless_declared(declared: dict[str, str], expected: Settings) -> None:
-    assert Settings.load(declared) == expected
+def test_nothing_is_published_unless_declared(declared: dict[str, str], expected: MetricsSettings) -> None:
+    assert MetricsSettings.load(declared) == expected
 
 
 @pytest.mark.parametrize("listen", ["9464", "host:", "host:99999", "host:1-99999", "host:2-1", "a b:1"])
 def test_an_address_that_is_none_is_a_problem_and_no_error(listen: str, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
+    settings = MetricsSettings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
     assert not settings.prometheus
     with Telemetry(settings):
         pass
     assert repr(listen) in caplog.text
-    assert LISTEN_DEFAULT in caplog.text
+    assert DEFAULT_LISTEN in caplog.text
 
 
 def test_a_misspelt_export_is_a_problem() -> None:
-    (problem,) = Settings.load({"FRAZIL_METRICS": "promethius"}).problems
+    (problem,) = MetricsSettings.load({"FRAZIL_METRICS": "promethius"}).problems
     assert "'promethius'" in problem
 
 
@@ -156,14 +158,16 @@ def test_an_address_of_ipv6_is_served() -> None:
     except OSError as error:
         pytest.skip(f"this host has no IPv6: {error}")
     listen = f"[::1]:{free_ports(1)[0]}"
-    with Telemetry(Settings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})) as telemetry:
+    with Telemetry(
+        MetricsSettings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
+    ) as telemetry:
         assert scraped(telemetry) == ""
 
 
 def test_labels_are_escaped() -> None:
     meters = m.MetricValues()
     meters.set(m.LAG, ('a"b\\c\nd', "t"), 1.5)
-    assert 'frazil_lag_records{stream="a\\"b\\\\c\\nd",table="t"} 1.5' in exposition(meters)
+    assert 'frazil_lag_records{stream="a\\"b\\\\c\\nd",table="t"} 1.5' in format_exposition(meters)
 
 
 @pytest.fixture
@@ -188,7 +192,7 @@ def test_a_collector_gets_the_same_numbers_by_otlp(collector: list[ExportMetrics
         "table": "demo.ticks",
     }
     (stage,) = metrics["frazil.stage"].histogram.data_points
-    assert (stage.count, stage.sum, tuple(stage.explicit_bounds)) == (1, 2.0, m.BOUNDS_S)
+    assert (stage.count, stage.sum, tuple(stage.explicit_bounds)) == (1, 2.0, m.BUCKET_BOUNDS_S)
     assert {name: metrics[name].unit for name in ("frazil.stage", "frazil.written")} == {
         "frazil.stage": "s",
         "frazil.written": "By",

@@ -26,17 +26,17 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregation, parse_day
 from frazil.airflow.assets import again_asset, partition_asset, reopened_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
-from frazil.airflow.declared import valid_specs
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
+from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.declared_streams import valid_specs
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.airflow.task import fail_on_user_errors, task
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
-from frazil.spec.last_valid import Found, find_declared
-from frazil.spec.load import streams_of
+from frazil.spec.last_valid import DeclaredFile, find_declared
+from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import never_complete, signalled_as, with_windows
+from frazil.spec.routed_stream import list_windowed_views, never_complete_message, signalled_as
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 RETRIES = 2
 ASSET_TRIGGERED = "asset_triggered"
 """The `run_type` of a DAG run that asset events started."""
-RECONCILED_EVERY, RECONCILED_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"
-_DAY = StartOfDayMapper(input_format=Grain.DAY.key_format)
+RECONCILE_INTERVAL, RECONCILE_INTERVAL_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"
+_DAY_MAPPER = StartOfDayMapper(input_format=Grain.DAY.key_format)
 
 
 def daily_dag_id(name: str) -> str:
@@ -95,7 +95,7 @@ def daily_dags(
     dags = []
     folder = Path(aggregations)
     files = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in with_windows(spec)}
+    sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in list_windowed_views(spec)}
     declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
     for one in _refuse_shared_targets(declared):
         dags.append(_daily_dag(one, Path(application), on_failure))
@@ -120,18 +120,20 @@ def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregatio
     return [refuse_shared(one) for one in declared]
 
 
-def _read_aggregation(file: Found[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path) -> _Aggregation:
+def _read_aggregation(
+    file: DeclaredFile[AggregationSpec], sources: Mapping[str, StreamSpec], streams: Path
+) -> _Aggregation:
     """Return an aggregation from its file, with the grain of its source's windows, or with its problem."""
     # A file's odd name must not break the other files' DAGs.
     found = _Aggregation(re.sub(r"[^\w-]", "-", file.path.stem), str(file.path.parent), problem=file.problem)
     if (spec := file.spec) is None:
         return found
     try:
-        source = sources.get(spec.source) or streams_of(streams, spec.source)[0]
+        source = sources.get(spec.source) or find_streams_of(streams, spec.source)[0]
     except SpecError as error:
         return replace(found, problem=str(error))
     if source.window is None:
-        return replace(found, problem=f"{file.path}: source: {never_complete(source)}")
+        return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
     if signalled_as(source) != spec.source:
         what = f"the windows of {spec.source} are signalled together with those of other tables"
         declare = f"name it in route.complete of stream {source.name!r}"
@@ -156,7 +158,7 @@ def _daily_dag(found: _Aggregation, application: Path, on_failure: OnFailure | N
             name=daily_dag_id(found.name),
             application=str(application.absolute()),
             properties_file=PROPERTIES_FILE,
-            **in_spark_pool("aggregation"),
+            **spark_pool_arguments("aggregation"),
             application_args=[
                 *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
                 *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),
@@ -186,7 +188,7 @@ def _reconcile_dag(found: _Aggregation, spec: AggregationSpec, on_failure: OnFai
     with DAG(
         reconcile_dag_id(found.name),
         description=f"Requests complete days of {daily_dag_id(found.name)} that were not aggregated",
-        schedule=interval(RECONCILED_VARIABLE, RECONCILED_EVERY),
+        schedule=read_interval(RECONCILE_INTERVAL_VARIABLE, RECONCILE_INTERVAL),
         max_active_runs=1,
         **_profile(f"Daily, missed days: {found.name}", found, on_failure),
     ) as dag:
@@ -207,8 +209,8 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
     hours = RollupMapper(upstream_mapper=StartOfDayMapper(input_format=Grain.HOUR.key_format), window=DayWindow())
     return PartitionedAssetTimetable(
         assets=partition_asset(spec.source) | again_asset(spec.name),
-        partition_mapper_config={again_asset(spec.name): _DAY},
-        default_partition_mapper=hours if grain is Grain.HOUR else _DAY,
+        partition_mapper_config={again_asset(spec.name): _DAY_MAPPER},
+        default_partition_mapper=hours if grain is Grain.HOUR else _DAY_MAPPER,
     )
 
 
@@ -222,7 +224,7 @@ def inputs(name: str, aggregations: str) -> dict[str, str]:
     from frazil.aggregate.day_input import choose_input, held_windows
 
     with fail_on_user_errors():
-        day = _signalled_day(name, aggregations)
+        day = _load_signalled_day(name, aggregations)
         if waiting := held_windows(day.signals):
             raise AirflowSkipException(f"a quality gate holds {', '.join(waiting)}; {day.day} runs after the release")
         _check_needed(day)
@@ -259,7 +261,7 @@ def again(name: str, aggregations: str) -> None:
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():
-        day = _signalled_day(name, aggregations)
+        day = _load_signalled_day(name, aggregations)
     if not is_complete(day.day, day.signals):
         raise AirflowSkipException(f"{day.day} is not complete, or is held by a gate: its first run will read all rows")
 
@@ -282,14 +284,14 @@ class _SignalledDay:
     signals: Sequence[Signal]
 
 
-def _signalled_day(name: str, aggregations: str) -> _SignalledDay:
-    from frazil.aggregate.day_input import day_signals
+def _load_signalled_day(name: str, aggregations: str) -> _SignalledDay:
+    from frazil.aggregate.day_input import load_day_signals
     from frazil.table.catalogs import open_existing_catalog
 
     spec = find_aggregation(Path(aggregations), name)
     day = parse_day(get_current_context()["dag_run"].partition_key)
     catalog = open_existing_catalog(spec.catalog)
-    return _SignalledDay(spec, day, catalog, day_signals(catalog, spec, day))
+    return _SignalledDay(spec, day, catalog, load_day_signals(catalog, spec, day))
 
 
 def _doc_md(found: _Aggregation) -> str:

@@ -17,10 +17,10 @@ from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil import clock
-from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, late_days
+from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_late_days
 from frazil.aggregate.spec import find_aggregation, parse_day
-from frazil.airflow.assets import AGAIN, again_asset, partition_asset
-from frazil.airflow.untrusted import Store, stored_mapping, stored_text
+from frazil.airflow.assets import AGAIN_PREFIX, again_asset, partition_asset
+from frazil.airflow.untrusted_values import Store, stored_mapping, stored_text
 from frazil.errors import SpecError
 from frazil.table.catalogs import open_existing_catalog
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIRST = "frazil.first-day"
+FIRST_DAY_KEY = "frazil.first-day"
 """The key of the first day that is reconciled, in Airflow's store of the asset. Earlier days run on request only."""
 REQUESTED = "asked for"
 """Stands in `Runs` in place of a run's state: an event of the asset requested the day."""
@@ -39,7 +39,7 @@ request. Times are in milliseconds since 1970.
 """
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 """Maximum difference between the clocks of writers and of Airflow. Events are read from this much earlier."""
-REQUESTED_DAYS = "frazil.requested-days"
+REQUESTED_DAYS_KEY = "frazil.requested-days"
 """Key in the same store: the time of each day's last request, in milliseconds since 1970. Read only if Airflow cannot
 list events.
 """
@@ -52,20 +52,20 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     """
     spec, asset = find_aggregation(aggregations, name), again_asset(name)
     catalog, store = open_existing_catalog(spec.catalog), context["asset_state_store"][asset]
-    first = first_day(store)
+    first = read_first_day(store)
     if first is None:
         if (opened := find_open_day(catalog, spec)) is None:
             raise AirflowSkipException(f"no window of {spec.source} has been signalled yet")
-        store.set(FIRST, str(opened))
+        store.set(FIRST_DAY_KEY, str(opened))
         first = opened
     now_ms = clock.now_ms()
     # Half of the declared time, so that the run has the other half before an alert fires.
-    found = late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
+    found = select_late_days(find_waiting_days(catalog, spec, first=first), within=spec.within / 2, now_ms=now_ms)
     if not found:
         raise AirflowSkipException(f"no day of {name} has been complete for {spec.within / 2} without being aggregated")
     since = datetime.fromtimestamp(min(w.since_ms for w in found) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
     runs = _list_runs(dag_id, [asset, partition_asset(spec.source)], since, context)
-    requested_before = _earlier_requests(store, found)
+    requested_before = _read_earlier_requests(store, found)
     if runs is None:
         if unfinished := context["ti"].get_dr_count(dag_id, states=[DagRunState.QUEUED, DagRunState.RUNNING]):
             raise AirflowSkipException(
@@ -74,18 +74,18 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
             )
         # The queued run may belong to another, paused DAG. A day whose run failed is then requested again.
         runs = {day: [(REQUESTED, at_ms)] for day, at_ms in requested_before.items()}
-    requested = days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
+    requested = find_days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
         raise AirflowSkipException(f"all {len(found)} late days were already requested, or have a run of {dag_id}")
     for one in requested:
         log.warning("%s: %s is complete (revisions %s) but not aggregated: requesting it", name, one.day, one.revisions)
-    store.set(REQUESTED_DAYS, {**requested_before, **{str(one.day): now_ms for one in requested}})
+    store.set(REQUESTED_DAYS_KEY, {**requested_before, **{str(one.day): now_ms for one in requested}})
     outlet = context["outlet_events"][asset]
     outlet.add_partitions([str(one.day) for one in requested])
     outlet.extra = {str(one.day): {"revisions": one.revisions} for one in requested}
 
 
-def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
+def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
     """Return the waiting days that no run and no recent request covers. Requests before `requested_after_ms` are not
     recent. Pure.
     """
@@ -105,19 +105,19 @@ def days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_afte
     return [day for day in waiting if not any(is_covered(day, *run) for run in runs.get(str(day.day), ()))]
 
 
-def first_day(store: Store) -> date | None:
+def read_first_day(store: Store) -> date | None:
     """Return the first day that is reconciled; None if it has not been set yet."""
-    text = stored_text(store, FIRST)
+    text = stored_text(store, FIRST_DAY_KEY)
     try:
         return parse_day(text) if text else None
     except SpecError:
-        log.warning("ignoring %s in Airflow's store, because it is not a day: %.100r", FIRST, text)
+        log.warning("ignoring %s in Airflow's store, because it is not a day: %.100r", FIRST_DAY_KEY, text)
         return None
 
 
-def _earlier_requests(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+def _read_earlier_requests(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
     """Return the time of the last request for each waiting day that was requested before."""
-    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS)
+    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 
@@ -135,13 +135,13 @@ def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: C
             log.warning("Airflow cannot list the events of the asset %s: %s", asset.name, error)
             return None
         for event in listed:
-            if asset.name.startswith(AGAIN) and event.partition_key is not None:
-                found.setdefault(event.partition_key, []).append((REQUESTED, _ms(event.timestamp)))
+            if asset.name.startswith(AGAIN_PREFIX) and event.partition_key is not None:
+                found.setdefault(event.partition_key, []).append((REQUESTED, _to_ms(event.timestamp)))
             for run in event.created_dagruns:
                 if run.dag_id == dag_id and run.partition_key is not None:
-                    found.setdefault(run.partition_key, []).append((run.state, _ms(run.start_date)))
+                    found.setdefault(run.partition_key, []).append((run.state, _to_ms(run.start_date)))
     return found
 
 
-def _ms(moment: datetime) -> int:
+def _to_ms(moment: datetime) -> int:
     return int(moment.timestamp() * 1000)

@@ -18,25 +18,25 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.assets import GROUP, HEALTH
 from frazil.airflow.dag_ids import AUDITS_DAG
-from frazil.airflow.dag_profile import OnFailure, dag_profile, interval
-from frazil.airflow.declared import declared_streams
+from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval
+from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.task import task
-from frazil.airflow.untrusted import checked_xcom
+from frazil.airflow.untrusted_values import check_xcom
 from frazil.errors import SpecError
 from frazil.spec.units import format_duration
 
-MINUTE = 15
+AUDIT_MINUTE = 15
 """Minute of the hour at which audits run. A commit has the time of its first attempt, and may land up to ten minutes
 later (`RetryPolicy`), after the end of its hour.
 """
-EVERY_VARIABLE = "FRAZIL_AUDIT_EVERY"
-EVERY = (1, 2, 3, 4, 6, 8, 12, 24)
+INTERVAL_VARIABLE = "FRAZIL_AUDIT_EVERY"
+PERMITTED_INTERVALS_H = (1, 2, 3, 4, 6, 8, 12, 24)
 """Permitted intervals between runs, in hours. Each divides 24, so that every hour of a day is audited."""
 MAX_ACTIVE_RUNS = 6
 """Maximum number of concurrent runs, so that an audit does not wait for retries of the previous one."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
-FOUND = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
+AUDIT_TYPES = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
 """The keys and types of the result of `confirm`."""
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
 """An alias for the audit assets of all streams, because a task knows the streams of its events only at run time."""
@@ -64,13 +64,13 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     """
     folder = Path(streams)
     found = declared_streams(folder)
-    hours = _hours(every or interval(EVERY_VARIABLE, timedelta(hours=1)))
+    hours = _to_hours(every or read_interval(INTERVAL_VARIABLE, timedelta(hours=1)))
     names, specs = [stream.name for stream in found], [stream.spec for stream in found if stream.spec]
     with DAG(
         AUDITS_DAG,
         description="Checks that all records committed in the last complete hours are in their tables exactly once",
-        doc_md=_PAGE,
-        schedule=f"{MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
+        doc_md=_DOC_MD,
+        schedule=f"{AUDIT_MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
         max_active_runs=MAX_ACTIVE_RUNS,
         params={
             "streams": Param(
@@ -100,13 +100,14 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
     return dag
 
 
-def _hours(every: timedelta) -> int:
+def _to_hours(every: timedelta) -> int:
     """Return the interval in hours. Raises SpecError if it is not permitted."""
     hours, rest = divmod(every, timedelta(hours=1))
-    if rest or hours not in EVERY:
+    if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
-            f"audits cannot run every {format_duration(every)}; use one of {', '.join(f'{one}h' for one in EVERY)} "
-            f"({EVERY_VARIABLE}), because a run audits complete hours, and each hour of a day once"
+            f"audits cannot run every {format_duration(every)}; use one of "
+            f"{', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)} "
+            f"({INTERVAL_VARIABLE}), because a run audits complete hours, and each hour of a day once"
         )
     return hours
 
@@ -122,13 +123,13 @@ def audit(names: list[str], streams: str) -> list[str]:
 
     Raises FrazilError if there are several streams and all of their audits failed.
     """
-    from frazil.airflow.audits.findings import remember  # a DAG file that is parsed needs no PyIceberg
+    from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
 
     context = get_current_context()
     chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
-    found = audit_all(chosen or names, Path(streams), **_audited_hours())
-    remember(store, found.audits)
+    found = audit_all(chosen or names, Path(streams), **_audit_arguments())
+    store_audits(store, found.audits)
     return found.wrong
 
 
@@ -139,13 +140,13 @@ def confirm(name: str, streams: str) -> dict[str, Any]:
     """
     from frazil.airflow.audits.tasks import audit_hours
 
-    found = audit_hours(name, Path(streams), **_audited_hours())
+    found = audit_hours(name, Path(streams), **_audit_arguments())
     if found["findings"]:
         get_current_context()["outlet_events"][AUDITS].add(audit_asset(name), extra=found)
     return found
 
 
-def _audited_hours() -> dict[str, Any]:
+def _audit_arguments() -> dict[str, Any]:
     """Return the audit's arguments from the run: the end of the audited hours, their number, and whether to read
     Kafka.
     """
@@ -157,7 +158,7 @@ def _audited_hours() -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> None:
     """Fail if the audit has findings."""
-    found = checked_xcom(found, "confirm", FOUND)
+    found = check_xcom(found, "confirm", AUDIT_TYPES)
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "
@@ -166,11 +167,11 @@ def report(found: dict[str, Any]) -> None:
 
 
 _CRON_HOURS = {1: "*", 24: "0"}
-_PAGE = f"""### Audits
+_DOC_MD = f"""### Audits
 
-Checks the complete hours since the previous run: one hour, unless `{EVERY_VARIABLE}` is set. Each record that a stream
-committed in these hours must be in the table or the dead-letter table exactly once. If not, the task `stream.report` of
-the stream fails with the findings, and the asset `{audit_asset("<stream>").name}` gets an event.
+Checks the complete hours since the previous run: one hour, unless `{INTERVAL_VARIABLE}` is set. Each record that a
+stream committed in these hours must be in the table or the dead-letter table exactly once. If not, the task
+`stream.report` of the stream fails with the findings, and the asset `{audit_asset("<stream>").name}` gets an event.
 
 - `frazil audit STREAM`: audits the whole table.
 - `frazil audit STREAM --from … --to … --source`: compares the same hours with the records in Kafka.

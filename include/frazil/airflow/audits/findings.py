@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.airflow.untrusted_values import Store, stored_mapping
 from frazil.timetext import parse_moment
 
 FINDINGS_KEY = "audits"
@@ -23,12 +23,12 @@ missing.
 """
 
 
-def audit_findings(store: Store) -> dict[str, str]:
+def read_findings(store: Store) -> dict[str, str]:
     """Return one sentence for each stream with findings that no later audit has cleared."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
-def last_audits(store: Store) -> dict[str, str]:
+def read_last_audits(store: Store) -> dict[str, str]:
     """Return a sentence about each stream's last audit. Streams that were never audited are omitted."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
@@ -40,7 +40,7 @@ def _audit_text(found: Mapping[str, Any]) -> str:
     return f"of commits from {found['from']} to {found['to']}: {result}"
 
 
-def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
+def store_audits(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """Store the findings of these audits, and remove the findings that these audits clear.
 
     A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that could not
@@ -49,7 +49,9 @@ def remember(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
     """
     audits = list(audits)
     if audits:
-        store.set(LAST_AUDITS_KEY, {**last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}})
+        store.set(
+            LAST_AUDITS_KEY, {**read_last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}}
+        )
     before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
     for found in audits:

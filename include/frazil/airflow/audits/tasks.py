@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from airflow.sdk.exceptions import AirflowSkipException
 
-from frazil.airflow.declared import declared_stream
-from frazil.airflow.side_by_side import side_by_side
-from frazil.audit.declared import audit
+from frazil.airflow.declared_streams import find_declared_stream
+from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import Audit, FindingKind
-from frazil.commit.former_table import lost_or_replaced
 from frazil.commit.history import Period, complete_hours
+from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.table.tables import load_stream_table
@@ -60,7 +60,7 @@ def audit_all(
             log.info("%s: %s", stream, not_begun)
             return None
 
-    found = side_by_side(streams, audit_begun_stream, within_s=AUDIT_TIMEOUT.total_seconds())
+    found = read_in_parallel(streams, audit_begun_stream, within_s=AUDIT_TIMEOUT.total_seconds())
     failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
     for stream, error in failed.items():
         log.error("%s: the audit failed: %r", stream, error)
@@ -81,7 +81,7 @@ def audit_hours(
 
     Raises AirflowSkipException if the stream has not committed yet, and the errors of `audit`.
     """
-    spec = declared_stream(streams, stream)
+    spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)
     found = {
@@ -100,12 +100,12 @@ def audit_hours(
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
     """Audit a stream's commits of a period. Raises AirflowSkipException if the stream has not committed yet."""
-    if load_stream_table(spec) is None and lost_or_replaced(spec, None) is None:
+    if load_stream_table(spec) is None and explain_lost_table(spec, None) is None:
         raise AirflowSkipException(
             f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"
         )
     try:
-        return audit(spec, window=window, with_source=with_source)
+        return audit_declared_stream(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:
         raise AirflowSkipException(str(not_begun)) from not_begun
 

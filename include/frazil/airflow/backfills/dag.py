@@ -23,10 +23,10 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.declared import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
+from frazil.airflow.declared_streams import declared_streams
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.airflow.task import fail_on_user_errors, run_name, short_circuit_task, task
-from frazil.backfill.request import has_backfill
+from frazil.backfill.request import can_backfill
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def backfill_dag(
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and has_backfill(one.spec)]),
+        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and can_backfill(one.spec)]),
         **dag_profile(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
@@ -93,25 +93,25 @@ class StageOperator(SubmitOperator):
         Raises AirflowFailException for an abandoned backfill; otherwise the errors of spark-submit.
         """
         request = context["ti"].xcom_pull(task_ids="plan")
-        self._check_wanted(request)
+        self._check_not_abandoned(request)
         try:
             super().execute(context)
         except Exception:
-            self._check_wanted(request)
+            self._check_not_abandoned(request)
             raise
 
-    def _check_wanted(self, request: dict[str, Any]) -> None:
+    def _check_not_abandoned(self, request: dict[str, Any]) -> None:
         """Raise AirflowFailException if an operator has abandoned the backfill."""
-        from frazil.backfill.rules import check_wanted  # a DAG file that is parsed needs no PyIceberg
+        from frazil.backfill.rules import check_run_not_abandoned  # a DAG file that is parsed needs no PyIceberg
         from frazil.commit.backfill_marker import read_backfill
-        from frazil.commit.opened import read_stream
+        from frazil.commit.open_streams import read_stream
         from frazil.errors import BackfillAbandoned
         from frazil.spec.load import find_stream
 
         spec = find_stream(Path(self.streams), request["stream"])
         properties = read_stream(spec).tables.main.refresh().metadata.properties
         try:
-            check_wanted(read_backfill(properties, spec.name), request.get("run"))
+            check_run_not_abandoned(read_backfill(properties, spec.name), request.get("run"))
         except BackfillAbandoned as error:
             raise AirflowFailException(f"BackfillAbandoned: {error}") from error
 
@@ -134,7 +134,7 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
             "spark.driver.memory": "{{ params['driver-memory'] }}",
         },
         properties_file=PROPERTIES_FILE,
-        **in_spark_pool("backfill"),
+        **spark_pool_arguments("backfill"),
     )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "to-event-time": moment("To (exclusive)", "Event time"),
         "files": Param(
             None, type=["null", "string"], title="Files", section="Files instead of Kafka",
-            description="Path or URI of a file, or of a folder of files. Parquet or JSON lines, with the Kafka coordinates.",
+            description="Path or URI of a file or a folder of files: Parquet or JSON lines with the Kafka coordinates.",
         ),
         "chunk-records": Param(
             1_000_000, type="integer", minimum=1, title="Records per chunk", section="Resources",

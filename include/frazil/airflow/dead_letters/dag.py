@@ -20,7 +20,7 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.declared import declared_streams
+from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.task import run_name, task
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def settle(streams: str) -> dict[str, Any]:
 
     An invalid form fails the task without retries; temporary errors are retried.
     """
-    from frazil.errors import NO_RESTART  # not when a DAG file is parsed
+    from frazil.errors import NO_RESTART_EXIT_CODES  # not when a DAG file is parsed
 
     context = get_current_context()
     user = context["dag_run"].triggering_user_name
@@ -96,7 +96,7 @@ def settle(streams: str) -> dict[str, Any]:
         log.info("%s", line)
     if done.returncode:
         words = done.stderr.strip().rpartition("\n")[2]
-        error = AirflowFailException if done.returncode in {2, *NO_RESTART} else RuntimeError
+        error = AirflowFailException if done.returncode in {2, *NO_RESTART_EXIT_CODES} else RuntimeError
         raise error(f"exit code {done.returncode}: {words}")
     result: dict[str, Any] = json.loads(done.stdout)
     log.info("%s", result)

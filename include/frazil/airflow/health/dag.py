@@ -20,20 +20,20 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.assets import HEALTH, again_asset
-from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, interval, resolved_notifiers
+from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers, read_interval, resolved_notifiers
 from frazil.airflow.deadlines import OnLate, deadline
-from frazil.airflow.notifications import failure
+from frazil.airflow.notifications import failure_message
 from frazil.airflow.page.address import page_url
 from frazil.airflow.task import task
-from frazil.airflow.untrusted import checked_xcom
+from frazil.airflow.untrusted_values import check_xcom
 from frazil.operations.message import Message, build_message
 from frazil.spec.last_valid import find_declared
 
 DAG_ID = "frazil_health"
-EVERY, EVERY_VARIABLE = timedelta(minutes=1), "FRAZIL_HEALTH_EVERY"
+DEFAULT_INTERVAL, INTERVAL_VARIABLE = timedelta(minutes=1), "FRAZIL_HEALTH_EVERY"
 LATE_AFTER = timedelta(minutes=15)
-LATE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
-DOC = """
+LATE_SENTENCE = f"a run of {DAG_ID} has not ended within {LATE_AFTER}, so no alert can fire: check its task measure"
+DOC_MD = """
 Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads only metadata.
 
 - **A failed run means that an alert is active.** The log of its task `alerts` has a line per alert: what is wrong, and
@@ -45,11 +45,11 @@ Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads
 
 log = logging.getLogger(__name__)
 
-Measured = dict[str, Any]
+AlertLists = dict[str, Any]
 """The result of `measure`: the lists `fired`, `resolved` and `active` of alerts. Each alert has table, rule, value,
 since and sentence.
 """
-MEASURED = dict.fromkeys(("fired", "resolved", "active"), list)
+ALERT_LIST_TYPES = dict.fromkeys(("fired", "resolved", "active"), list)
 """The keys and types of the result of `measure`."""
 
 
@@ -77,30 +77,30 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
     suites = str(Path(expectations).absolute()) if expectations else None
-    names = _aggregations(Path(aggregations)) if aggregations else []
+    names = _aggregation_names(Path(aggregations)) if aggregations else []
     with DAG(
         DAG_ID,
         description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",
-        doc_md=DOC,
-        schedule=every or interval(EVERY_VARIABLE, EVERY),
+        doc_md=DOC_MD,
+        schedule=every or read_interval(INTERVAL_VARIABLE, DEFAULT_INTERVAL),
         max_active_runs=1,
-        deadline=deadline(LATE_AFTER, sentence=LATE, on_late=on_late),
+        deadline=deadline(LATE_AFTER, sentence=LATE_SENTENCE, on_late=on_late),
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
         inlets = [HEALTH, *map(again_asset, names)]
         measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
-        task(on_failure_callback=failure_notifiers(on_failure, _fired))(alerts)(measured)
-        task(on_success_callback=resolved_notifiers(on_resolved, _over))(resolved)(measured)
+        task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
+        task(on_success_callback=resolved_notifiers(on_resolved, _resolved_message))(resolved)(measured)
     return dag
 
 
-def _aggregations(folder: Path) -> list[str]:
+def _aggregation_names(folder: Path) -> list[str]:
     found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
     return [one.spec.name for one in found if one.spec and not one.removed]
 
 
-def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> Measured:
+def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:
     """Measure every table, read every other watched subject, and update the alerts.
 
     `names` are the names of the aggregations.
@@ -118,22 +118,22 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
         expectations=Path(expectations) if expectations else None,
         again=again,
         failed=watched.failed_runs,
-        is_paused=watched.paused_dag,
+        is_paused=watched.is_dag_paused,
     )
 
 
-def changed(measured: Measured) -> None:
+def changed(measured: AlertLists) -> None:
     """Send an event if any alert fired or resolved."""
-    measured = checked_xcom(measured, "measure", MEASURED)
+    measured = check_xcom(measured, "measure", ALERT_LIST_TYPES)
     extra = {key: measured[key] for key in ("fired", "resolved")}
     if not any(extra.values()):
         raise AirflowSkipException("no alert fired, and none resolved")
     get_current_context()["outlet_events"][HEALTH].extra = extra
 
 
-def alerts(measured: Measured) -> None:
+def alerts(measured: AlertLists) -> None:
     """Fail while any alert is active."""
-    active = checked_xcom(measured, "measure", MEASURED)["active"]
+    active = check_xcom(measured, "measure", ALERT_LIST_TYPES)["active"]
     if not active:
         raise AirflowSkipException("no alert is active")
     for alert in active:
@@ -146,26 +146,26 @@ def alerts(measured: Measured) -> None:
     )
 
 
-def resolved(measured: Measured) -> None:
+def resolved(measured: AlertLists) -> None:
     """Succeed if an alert resolved; the log of `measure` has the sentences."""
-    if not checked_xcom(measured, "measure", MEASURED)["resolved"]:
+    if not check_xcom(measured, "measure", ALERT_LIST_TYPES)["resolved"]:
         raise AirflowSkipException("no alert resolved")
 
 
-def _fired(context: Any) -> Message | None:
+def _fired_message(context: Any) -> Message | None:
     """Return the message about alerts that fired in this run. An active alert fails every run, but is reported once."""
     try:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported
-        return failure(context)
+        return failure_message(context)
 
 
-def _over(context: Any) -> Message | None:
+def _resolved_message(context: Any) -> Message | None:
     return _message(context, "resolved")
 
 
 def _message(context: Any, kind: str) -> Message | None:
-    measured = checked_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", MEASURED)
+    measured = check_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", ALERT_LIST_TYPES)
     alerts = [one for one in measured[kind] if isinstance(one, dict)]
     active = [one for one in measured["active"] if isinstance(one, dict)]
     return build_message(alerts, is_over=kind == "resolved", active=active, overview=page_url())

@@ -15,22 +15,22 @@ from math import ceil
 from typing import Any, Self
 
 from frazil.errors import FrazilError
-from frazil.maintenance.alert_rules import Reading, readings
-from frazil.maintenance.alerts import RULE as UNMEASURED
-from frazil.maintenance.load import MadeElsewhere
+from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
+from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
+from frazil.maintenance.load import NotMadeByRoute
 from frazil.maintenance.measure import measure
-from frazil.maintenance.routed import made_tables
+from frazil.maintenance.routed import find_template_tables
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
-RUNS = 60
+RUNS_PER_ROUND = 60
 """Number of runs that together measure each table once. With a run per minute, this takes an hour."""
 MIN_TABLES_PER_RUN = 50
 """Minimum number of tables measured in each run."""
-MAX_LISTED = 5
+MAX_LISTED_TABLES = 5
 """Maximum number of tables named in an alert."""
 MAX_THREADS = 8
 
@@ -62,7 +62,7 @@ class RouteFindings:
         return cls(valid, after if isinstance(after, str) else "")
 
 
-def reread_route(
+def measure_route_share(
     spec: StreamSpec, specs: Sequence[StreamSpec], before: RouteFindings, *, now_ms: int
 ) -> tuple[RouteFindings, list[Reading]]:
     """Measure the next share of the route's tables. Return the findings and the readings for all of its tables.
@@ -70,20 +70,20 @@ def reread_route(
     Raises the catalog's errors if the tables cannot be listed.
     """
     catalog = open_existing_catalog(spec.table.catalog)
-    tables = made_tables(catalog, spec, specs)
-    share = next_after(before.after, [table.name for table in tables])
+    tables = find_template_tables(catalog, spec, specs)
+    share = select_share(before.after, [table.name for table in tables])
     by_name = {table.name: table for table in tables}
 
     def measure_table(name: str) -> list[Reading] | None:
         table = by_name[name]
         try:
             found = measure(catalog, table, now_ms=now_ms)
-        except MadeElsewhere:
+        except NotMadeByRoute:
             return None
         except Exception as error:  # anything that a catalog or a storage raises: the others are still measured
             said = f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
-        return None if found is None else [*readings(found, table.settings, now_ms=now_ms)]
+        return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
 
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         seen = dict(zip(share, pool.map(measure_table, share), strict=True))
@@ -97,12 +97,12 @@ def reread_route(
     return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
 
 
-def next_after(last: str, names: Sequence[str]) -> list[str]:
+def select_share(last: str, names: Sequence[str]) -> list[str]:
     """Return the next names to measure, in alphabetical order after `last`, and then from the start.
 
     Each name is returned once in `RUNS_PER_ROUND` calls.
     """
-    share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS))
+    share = max(MIN_TABLES_PER_RUN, ceil(len(names) / RUNS_PER_ROUND))
     ordered = sorted(names)
     return [*(name for name in ordered if name > last), *(name for name in ordered if name <= last)][:share]
 
@@ -112,9 +112,9 @@ def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
     what = "cannot be measured" if rule == UNMEASURED else over
-    some = ", ".join(names[:MAX_LISTED]) + (", and others" if len(names) > MAX_LISTED else "")
+    some = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
     sentence = (
-        f"{counted(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "
+        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "
         f"{names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix this: check its last runs"
     )
-    return Reading(rule, len(names), 0, counted(len(names), "table"), sentence)
+    return Reading(rule, len(names), 0, format_count(len(names), "table"), sentence)

@@ -19,34 +19,34 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRun, PreviousDagRunResult
 from pyiceberg.catalog import Catalog
 
-from frazil.aggregate.due import find_open_day, find_waiting_days, late_days
+from frazil.aggregate.due import find_open_day, find_waiting_days, select_late_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, partitions_dag_of
-from frazil.airflow.declared import DeclaredStream
-from frazil.airflow.health.routes import RouteFindings, reread_route
+from frazil.airflow.declared_streams import DeclaredStream
+from frazil.airflow.health.routes import RouteFindings, measure_route_share
 from frazil.maintenance.alert_rules import Reading, unread_reading
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
     audit_reading,
-    flag,
+    evaluate_stream_rules,
+    fact_reading,
+    find_incomplete_window,
     held_reading,
-    late_window,
     runs_reading,
-    stream_readings,
     window_reading,
 )
-from frazil.maintenance.tables import routes
-from frazil.quality.gate import unused_suites
+from frazil.maintenance.tables import routes_by_name
+from frazil.quality.gate import find_unused_suites
 from frazil.signals.signal_table import TableSignals
-from frazil.spec.last_valid import Found, find_declared
+from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import is_group, with_windows
-from frazil.status.stream import stream_state
+from frazil.spec.routed_stream import is_group, list_windowed_views
+from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import stream_catalog
-from frazil.table.made_tables import tables_named_like
+from frazil.table.lost import open_stream_catalog
+from frazil.table.made_tables import list_matching_names
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ FailedRuns = Callable[[str, int], int | None]
 """Counts a DAG's consecutive failed runs from the newest one back, up to the second argument."""
 IsPaused = Callable[[str], bool]
 """Whether a DAG is paused."""
-ABOUT_ALL = (AUDITS_DAG, MAINTENANCE_DAG)
+SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
 """DAGs that serve every stream. Their tasks report the problems of individual streams, so only a pause or consecutive
 failed runs of these DAGs fire an alert.
 """
@@ -63,7 +63,7 @@ FirstDays = dict[str, date | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredState:
     """State in Airflow's stores that outlasts a run. Reading a subject may change `first_days` and `routes`."""
 
     first_days: FirstDays
@@ -85,13 +85,15 @@ class WatchedSubject:
     """The DAGs whose failed runs count for this subject."""
 
 
-def read_all(
+def read_subjects(
     subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
 ) -> dict[str, list[Reading] | str]:
     """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [reading for dag_id in subject.dags for reading in _runs(dag_id, subject.alerts, failed, is_paused)]
+        name: [
+            reading for dag_id in subject.dags for reading in _dag_reading(dag_id, subject.alerts, failed, is_paused)
+        ]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -106,12 +108,12 @@ def read_all(
         return dict(zip(subjects, pool.map(read, subjects), strict=True))
 
 
-def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
+def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
     """Yield the readings of a DAG: failed runs, a pause if the DAG serves every stream, and whether these are known.
 
     A paused DAG of one table or aggregation shows as late windows or days instead.
     """
-    paused = dag_id in ABOUT_ALL and is_paused(dag_id)
+    paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
     problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
@@ -121,7 +123,7 @@ def _runs(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) 
 def subjects_of(
     declared: Iterable[DeclaredStream],
     aggregations: Path | None,
-    kept: Kept,
+    kept: StoredState,
     *,
     now_ms: int,
     expectations: Path | None = None,
@@ -131,25 +133,25 @@ def subjects_of(
     The first reading of an aggregation sets its first watched day. Each reading of a route replaces its findings.
     """
     declared = list(declared)
-    found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in ABOUT_ALL}
+    found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
     specs: dict[str, StreamSpec] = {}
     for stream in declared:
-        found[f"stream {stream.name}"] = _stream(stream, kept, now_ms)
+        found[f"stream {stream.name}"] = _stream_subject(stream, kept, now_ms)
         if stream.spec is not None:
-            for seen in with_windows(stream.spec):
+            for seen in list_windowed_views(stream.spec):
                 specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
         found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
     valid = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in valid for seen in with_windows(one)]
+    feeds = [seen for one in valid for seen in list_windowed_views(one)]
     for table, spec in specs.items():
         if spec.window is not None:
             windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
             found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
-    for name, spec in routes(valid).items():
+    for name, spec in routes_by_name(valid).items():
         if spec.route is not None and spec.route.template is not None:
-            made, windows_of = _made(name, spec, valid, kept.routes, now_ms), found.get(name)
+            made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
             reads = [made, windows_of.read] if windows_of else [made]
             dags = windows_of.dags if windows_of else ()
             found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags)
@@ -157,7 +159,7 @@ def subjects_of(
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            found[f"aggregation {file.path.stem}"] = _aggregation(file, alerts, kept.first_days, now_ms)
+            found[f"aggregation {file.path.stem}"] = _aggregation_subject(file, alerts, kept.first_days, now_ms)
     return found
 
 
@@ -166,16 +168,16 @@ def _read_all(reads: Iterable[Callable[[], Iterable[Reading]]]) -> Iterator[Read
         yield from read()
 
 
-def _stream(stream: DeclaredStream, kept: Kept, now_ms: int) -> WatchedSubject:
+def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         said = f"the declaration of stream {stream.name} has never been valid: {problem}"
-        return WatchedSubject(Alerts(), lambda: [flag("declaration", True, said)])
+        return WatchedSubject(Alerts(), lambda: [fact_reading("declaration", True, said)])
     alerts = spec.maintenance.alerts
 
     def read() -> Iterable[Reading]:
-        state = stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
-        yield from stream_readings(state, alerts, now_ms=now_ms)
+        state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False)
+        yield from evaluate_stream_rules(state, alerts, now_ms=now_ms)
         if alerts.enabled:
             yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
@@ -186,12 +188,12 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
     alerts = specs[0].maintenance.alerts
 
     def read() -> Iterable[Reading]:
-        catalog = stream_catalog(specs[0])
+        catalog = open_stream_catalog(specs[0])
         signals = TableSignals.load(catalog, table)
         if alerts.enabled:
             behind = _furthest_behind(catalog, specs, signals)
             views = [one.of_member(behind.table) if is_group(one) else one for one in specs]
-            late = late_window(catalog, views, behind, now_ms=now_ms)
+            late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
             yield window_reading(late, alerts, table=table, now_ms=now_ms)
         held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
         yield from held_reading(table, held, alerts)
@@ -203,7 +205,7 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
     """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
     if not is_group(specs[0]) or specs[0].route is None:
         return signals
-    existing = set(tables_named_like(catalog, specs[0].route))
+    existing = set(list_matching_names(catalog, specs[0].route))
     begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
     return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
 
@@ -212,48 +214,52 @@ def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
     """Return the reading for suites that gate no window. A suite with a misspelt name is one of them: its table's
     windows would pass ungated.
     """
-    unused = unused_suites(folder, tables)
+    unused = find_unused_suites(folder, tables)
     sentence = (
         f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "
         "table, or it has no windows. Name each suite `<namespace.table>.json` after its table, or remove it"
     )
-    return flag("declaration", bool(unused), sentence)
+    return fact_reading("declaration", bool(unused), sentence)
 
 
-def _made(
+def _route_reader(
     name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
 ) -> Callable[[], Iterable[Reading]]:
     """Return a function that measures the next share of a route's tables and replaces the route's findings."""
 
     def read() -> Iterable[Reading]:
-        findings[name], seen = reread_route(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+        findings[name], seen = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
         return seen
 
     return read
 
 
-def _aggregation(file: Found[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int) -> WatchedSubject:
+def _aggregation_subject(
+    file: DeclaredFile[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int
+) -> WatchedSubject:
     def read() -> Iterable[Reading]:
         return _aggregation_readings(file, first_days, now_ms) if alerts.enabled else ()
 
     return WatchedSubject(alerts, read, (reconcile_dag_id(file.path.stem),))
 
 
-def _aggregation_readings(file: Found[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
+def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
     """Yield the readings of an aggregation: whether its declaration is broken, and which days are late.
 
     Sets the first watched day.
     """
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"
-    yield flag("declaration", file.problem is not None and not file.missing, sentence)
+    yield fact_reading("declaration", file.problem is not None and not file.missing, sentence)
     if spec is None or name not in first_days:
         return
     catalog = open_existing_catalog(spec.catalog)
     first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
-        yield aggregation_reading(name, spec.target, late_days(waiting, within=spec.within, now_ms=now_ms), spec.within)
+        yield aggregation_reading(
+            name, spec.target, select_late_days(waiting, within=spec.within, now_ms=now_ms), spec.within
+        )
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:
@@ -262,9 +268,13 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
     Unfinished runs do not count. Returns None if Airflow does not respond.
     """
     try:
-        good = _newest(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
+        good = _newest_run_date(dag_id, DagRunState.SUCCESS, datetime.now(UTC) + timedelta(days=1))
         failed, before = 0, datetime.now(UTC) + timedelta(days=1)
-        while failed < limit and (bad := _newest(dag_id, DagRunState.FAILED, before)) and (not good or bad > good):
+        while (
+            failed < limit
+            and (bad := _newest_run_date(dag_id, DagRunState.FAILED, before))
+            and (not good or bad > good)
+        ):
             failed, before = failed + 1, bad
     except Exception as error:
         log.warning("cannot read the runs of the DAG %s: %s", dag_id, error)
@@ -272,7 +282,7 @@ def failed_runs(dag_id: str, limit: int) -> int | None:
     return failed
 
 
-def paused_dag(dag_id: str) -> bool:
+def is_dag_paused(dag_id: str) -> bool:
     """Whether the DAG is paused in Airflow. False for a DAG that Airflow does not have."""
     try:
         answer = task_runner.SUPERVISOR_COMMS.send(GetDag(dag_id=dag_id))
@@ -282,7 +292,7 @@ def paused_dag(dag_id: str) -> bool:
     return isinstance(answer, DagResult) and answer.is_paused
 
 
-def _newest(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
+def _newest_run_date(dag_id: str, state: DagRunState, before: datetime) -> datetime | None:
     """Return the date of the DAG's newest run with this state before a time; None if there is none."""
     request = GetPreviousDagRun(dag_id=dag_id, logical_date=before, state=state)
     answer = task_runner.SUPERVISOR_COMMS.send(request)

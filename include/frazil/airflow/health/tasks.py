@@ -13,32 +13,32 @@ from types import MappingProxyType
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.aggregations.reconcile import FIRST, first_day
-from frazil.airflow.audits.findings import audit_findings, last_audits
-from frazil.airflow.declared import declared_streams
-from frazil.airflow.gauges import report_health
+from frazil.airflow.aggregations.reconcile import FIRST_DAY_KEY, read_first_day
+from frazil.airflow.audits.findings import read_findings, read_last_audits
+from frazil.airflow.declared_streams import declared_streams
+from frazil.airflow.gauges import export_health
 from frazil.airflow.health.routes import RouteFindings
-from frazil.airflow.health.subjects import FailedRuns, IsPaused, Kept, read_all, subjects_of
-from frazil.airflow.untrusted import Store, stored_mapping, stored_names
+from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
+from frazil.airflow.untrusted_values import Store, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
-    gone,
+    evaluate_alerts,
+    evaluate_readings,
+    evaluate_unmeasured,
     mark_reported_together,
-    step,
-    step_readings,
-    unmeasured,
+    resolve_all,
 )
-from frazil.maintenance.due import due
+from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
-from frazil.spec.units import rounded_bytes
+from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
@@ -81,29 +81,31 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     now_ms = clock.now_ms()
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         found = dict(zip(tables, pool.map(partial(_measure, now_ms=now_ms), tables.values()), strict=True))
-    with _first_days(again) as first_days, _findings(store) as findings:
-        kept = Kept(first_days, findings, audit_findings(store), last_audits(store))
+    with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
+        kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_all(subjects, failed, is_paused, at_once=MAX_THREADS)
+        seen = read_subjects(subjects, failed, is_paused, at_once=MAX_THREADS)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if name in subjects:
-            steps[name] = _subject(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
+            steps[name] = _subject_step(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
         elif name in tables:
-            steps[name] = _table(name, before, health, tables[name], now_ms=now_ms)
+            steps[name] = _table_step(name, before, health, tables[name], now_ms=now_ms)
         elif problems and " " not in name:
             problem = f"a declaration is invalid: {'; '.join(problems)}"
-            steps[name] = unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
+            steps[name] = evaluate_unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
         else:
-            steps[name] = gone(before, name, "no stream declares it")
+            steps[name] = resolve_all(before, name, "no stream declares it")
     changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
-    report_health(found, changes["active"])
+    export_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
-    return {**changes, "due": _due(found, tables), "audited": audited}
+    return {**changes, "due": _due_actions(found, tables), "audited": audited}
 
 
-def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]) -> dict[str, list[str]]:
+def _due_actions(
+    found: Mapping[str, TableHealth | str | None], tables: Mapping[str, MaintainedTable]
+) -> dict[str, list[str]]:
     """Return the due actions of each table, which the page shows. Maintenance decides again when it runs.
 
     A table that does not exist has no actions; a table that could not be measured has `NOT_MEASURED`.
@@ -112,25 +114,25 @@ def _due(found: Mapping[str, TableHealth | str | None], tables: Mapping[str, Mai
     def actions(name: str, health: TableHealth | str | None) -> list[str]:
         if isinstance(health, str):
             return [NOT_MEASURED]
-        decided = due(health, tables[name].settings) if health else {}
+        decided = find_due_actions(health, tables[name].settings) if health else {}
         return [str(action) for action, answer in decided.items() if answer.due]
 
     return {name: actions(name, health) for name, health in found.items()}
 
 
 @contextmanager
-def _first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
+def _stored_first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
     """Yield a dict of each aggregation's first watched day. Days that the caller adds are stored on exit."""
-    known = {name: first_day(kept) for name, kept in again.items()}
+    known = {name: read_first_day(kept) for name, kept in again.items()}
     days = dict(known)
     yield days
     for name, day in days.items():
         if day is not None and known[name] is None:
-            again[name].set(FIRST, str(day))
+            again[name].set(FIRST_DAY_KEY, str(day))
 
 
 @contextmanager
-def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
+def _stored_findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
     """Yield a dict of the findings about each route's tables. The caller's changes are stored on exit."""
     kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
@@ -139,20 +141,22 @@ def _findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
         store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in found.items()})
 
 
-def _table(
+def _table_step(
     name: str, before: AlertStates, health: TableHealth | str | None, table: MaintainedTable, *, now_ms: int
 ) -> AlertStep:
     if health is None:
-        return gone(before, name, "the table does not exist")
+        return resolve_all(before, name, "the table does not exist")
     if isinstance(health, str):
-        return unmeasured(before, name, health, table.settings.alerts, now_ms=now_ms)
-    return step(before, health, table.settings, now_ms=now_ms)
+        return evaluate_unmeasured(before, name, health, table.settings.alerts, now_ms=now_ms)
+    return evaluate_alerts(before, health, table.settings, now_ms=now_ms)
 
 
-def _subject(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> AlertStep:
+def _subject_step(
+    name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int
+) -> AlertStep:
     if isinstance(seen, str):
-        return unmeasured(before, name, seen, alerts, now_ms=now_ms)
-    return step_readings(before, name, seen, alerts, now_ms=now_ms)
+        return evaluate_unmeasured(before, name, seen, alerts, now_ms=now_ms)
+    return evaluate_readings(before, name, seen, alerts, now_ms=now_ms)
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
@@ -178,15 +182,17 @@ def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
     except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
-    log.info("%s: %s", table.name, _measurement(found) if found else "the table does not exist yet")
+    log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")
     return found
 
 
-def _measurement(found: TableHealth) -> str:
+def _describe_measurement(found: TableHealth) -> str:
     """Return a line that describes the measurement."""
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
     return (
-        f"{found.data_files:,} data files of {rounded_bytes(found.average_file_bytes)} on average, {found.rows:,} "
-        f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, {rounded_bytes(found.metadata_bytes)} of "
+        f"{found.data_files:,} data files of {format_rounded_bytes(found.average_file_bytes)} on average, "
+        f"{found.rows:,} "
+        f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, "
+        f"{format_rounded_bytes(found.metadata_bytes)} of "
         f"metadata.json" + (f"; unread records: {', '.join(waits)}" if waits else "")
     )

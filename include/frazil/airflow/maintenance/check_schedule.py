@@ -15,14 +15,14 @@ MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 """States of a finished task instance."""
 
-States = Mapping[str, Mapping[str, Any]]
+TaskStates = Mapping[str, Mapping[str, Any]]
 """Task states by run id and task; None before a task is scheduled. A mapped task instance has the key `<task>_<map
 index>`.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class TableState:
+class CheckState:
     """The stored state of a table's checks."""
 
     at_ms: int
@@ -36,15 +36,15 @@ class TableState:
         return [self.at_ms] if self.run_id is None else [self.at_ms, self.run_id, self.index]
 
     @staticmethod
-    def from_json(value: Any) -> TableState | None:
+    def from_json(value: Any) -> CheckState | None:
         """Parse a stored value. Return None for other values than `to_json` returns, because other users can write to
         the store too.
         """
         match value:
             case [int(at_ms)] if at_ms >= 0:
-                return TableState(at_ms)
+                return CheckState(at_ms)
             case [int(at_ms), str(run_id), int(index)] if at_ms >= 0 and index >= 0:
-                return TableState(at_ms, run_id, index)
+                return CheckState(at_ms, run_id, index)
         return None
 
 
@@ -53,7 +53,7 @@ def dag_interval(every: Iterable[timedelta]) -> timedelta:
     return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
-def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, TableState], *, moment_ms: int) -> list[str]:
+def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckState], *, moment_ms: int) -> list[str]:
     """Return the tables that a scheduled run checks; those that have waited longest come first.
 
     `every` maps each table to its declared interval. A retry of the same run checks the same tables again.
@@ -69,7 +69,9 @@ def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, TableSt
     return sorted(filter(is_due, every), key=lambda name: (tables[name].at_ms if name in tables else -1, name))
 
 
-def tables_in_progress(tables: Mapping[str, TableState], states: States, *, tasks: Collection[str]) -> dict[str, str]:
+def tables_in_progress(
+    tables: Mapping[str, CheckState], states: TaskStates, *, tasks: Collection[str]
+) -> dict[str, str]:
     """Return the tables that a run still works on, each with the id of that run."""
 
     def is_active(run: Mapping[str, Any], index: int) -> bool:

@@ -27,12 +27,12 @@ from frazil.airflow.assets import HEALTH
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.deadlines import OnLate, deadline
-from frazil.airflow.declared import valid_specs
+from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.check_schedule import dag_interval
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, in_spark_pool
+from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.airflow.task import task
 from frazil.maintenance.due import Action
-from frazil.maintenance.tables import maintained_tables, maintained_together, routes
+from frazil.maintenance.tables import group_by_session, maintained_tables, routes_by_name
 from frazil.spark_apps import MAINTAIN_TABLE
 
 ACTIONS = (*map(str, Action), "orphans")
@@ -63,8 +63,8 @@ def maintenance_dag(
     """
     folder = str(Path(streams).absolute())
     specs = valid_specs(Path(streams))
-    routed = routes(specs)
-    names = [*maintained_together(specs), *routed]
+    routed = routes_by_name(specs)
+    names = [*group_by_session(specs), *routed]
     tables = maintained_tables(specs)
     with DAG(
         MAINTENANCE_DAG,
@@ -72,7 +72,7 @@ def maintenance_dag(
         doc_md=__doc__,
         schedule=dag_interval([*(t.settings.every for t in tables), *(s.maintenance.every for s in routed.values())]),
         max_active_runs=MAX_ACTIVE_RUNS,
-        deadline=deadline(LATE_AFTER, sentence=_LATE, on_late=on_late),
+        deadline=deadline(LATE_AFTER, sentence=_LATE_SENTENCE, on_late=on_late),
         params=_form(names),
         **dag_profile(
             "Maintenance of all tables",
@@ -118,7 +118,9 @@ class RewriteOperator(SubmitOperator):
         from frazil.airflow.maintenance import tasks as table_tasks  # a DAG file that is parsed needs no PyIceberg
 
         params, folder = context["params"], Path(self.streams)
-        names = table_tasks.to_rewrite(self.table, folder, actions=params["actions"], dry_run=params["dry-run"])
+        names = table_tasks.find_tables_to_rewrite(
+            self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
+        )
         if not names:
             raise AirflowSkipException("no rewrite is due")
         actions = ",".join(action for action in params["actions"] if action != "orphans")
@@ -135,7 +137,7 @@ def _table_tasks(name: Any, folder: str, app: dict[str, Any]) -> None:
         conn_id=SPARK_CONNECTION,
         name=MAINTENANCE_DAG,
         properties_file=PROPERTIES_FILE,
-        **in_spark_pool("maintenance"),
+        **spark_pool_arguments("maintenance"),
         map_index_template="{{ task.table }}",
         **app,
     )
@@ -164,13 +166,13 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
     context = get_current_context()
     run, params = context["dag_run"], context["params"]
-    request = due.Run(
+    request = due.MaintenanceRun(
         run_id=run.run_id,
         moment_ms=(run.run_after - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1),
         chosen=params["tables"],
         actions=params["actions"],
         dry_run=params["dry-run"],
-        by_hand=run.run_type == "manual",
+        is_manual=run.run_type == "manual",
     )
     states = partial(context["ti"].get_task_states, MAINTENANCE_DAG, task_ids=list(due.TASKS))
     store = context["asset_state_store"][HEALTH]
@@ -188,6 +190,6 @@ def orphans(table: str, streams: str) -> dict[str, Any]:
     return table_tasks.clean(table, Path(streams), store, dry_run=params["dry-run"])
 
 
-_LATE = (
+_LATE_SENTENCE = (
     f"a run of {MAINTENANCE_DAG} has not ended within {LATE_AFTER}: check for a table's task that hangs or is queued"
 )

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from frazil.airflow.declared import valid_specs
-from frazil.airflow.maintenance.check_schedule import States, TableState, tables_in_progress, tables_to_check
+from frazil.airflow.declared_streams import valid_specs
+from frazil.airflow.maintenance.check_schedule import CheckState, TaskStates, tables_in_progress, tables_to_check
 from frazil.airflow.maintenance.route import RouteTables
-from frazil.airflow.maintenance.tasks import due_actions, orphans_due, sentence
-from frazil.airflow.side_by_side import side_by_side
-from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.airflow.maintenance.tasks import describe_due, due_actions, orphans_due
+from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.airflow.untrusted_values import Store, stored_mapping
 from frazil.errors import FrazilError
-from frazil.maintenance.tables import MaintainedTable, maintained_together, routes
+from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
 
@@ -29,7 +29,7 @@ MAX_TABLES = 250
 """Maximum number of tables with tasks in one run. The remaining tables come first in the next run. Airflow's limit of
 mapped tasks is 1,024.
 """
-TURNS = "maintenance turns"
+CHECKS_KEY = "maintenance turns"
 """The store's key for the checks of all tables. No table has this name."""
 ALWAYS = timedelta(0)
 """The interval of tables that every run checks."""
@@ -37,12 +37,12 @@ ALWAYS = timedelta(0)
 TASKS = ("table.rewrite", "table.orphans")
 """Ids of the tasks that work on a table."""
 
-StatesOf = Callable[[list[str]], States]
+StatesOf = Callable[[list[str]], TaskStates]
 """Returns Airflow's states of the task instances in the runs with these ids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MaintenanceRun:
     """The current DAG run, with the values of its form."""
 
     run_id: str
@@ -52,11 +52,13 @@ class Run:
     """Names of the chosen tables; empty for all tables."""
     actions: Collection[str]
     dry_run: bool
-    by_hand: bool
+    is_manual: bool
     """Whether a user started the run. It then checks tables regardless of their last check."""
 
 
-def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, states_of: StatesOf) -> list[str]:
+def due_tables(
+    names: Sequence[str], streams: Path, run: MaintenanceRun, store: Store, states_of: StatesOf
+) -> list[str]:
     """Return the tables that need a task: an action is due, or the table could not be measured.
 
     Each name stands for a table and its dead-letter tables, or for all tables of a route. Tables whose next check is
@@ -66,26 +68,28 @@ def due_tables(names: Sequence[str], streams: Path, run: Run, store: Store, stat
     chosen tables. Raises FrazilError if there are several tables and none could be measured.
     """
     declared = valid_specs(streams)
-    together, routed = maintained_together(declared), routes(declared)
+    together, routed = group_by_session(declared), routes_by_name(declared)
     wanted = [name for name in names if not run.chosen or name in run.chosen]
-    stored = stored_mapping(store, TURNS).items()
-    tables = {name: table for name, value in stored if name in names and (table := TableState.from_json(value))}
+    stored = stored_mapping(store, CHECKS_KEY).items()
+    tables = {name: table for name, value in stored if name in names and (table := CheckState.from_json(value))}
     busy = _find_busy(tables, run, states_of)
-    every = {name: ALWAYS if run.by_hand else _interval(name, together, routed) for name in wanted if name not in busy}
+    every = {
+        name: ALWAYS if run.is_manual else _interval(name, together, routed) for name in wanted if name not in busy
+    }
     chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES]
     routes_due = [RouteTables(name, spec, declared) for name, spec in routed.items()]
     due = _find_due_tables(chosen, together, routes_due, run, store)
     due, left = due[:MAX_TABLES], due[MAX_TABLES:]
-    tables = {name: table if name in busy else TableState(table.at_ms) for name, table in tables.items()}
-    tables |= {name: TableState(run.moment_ms) for name in chosen if name not in left}
-    tables |= {name: TableState(run.moment_ms, run.run_id, index) for index, name in enumerate(due)}
-    store.set(TURNS, {name: table.to_json() for name, table in tables.items()})
+    tables = {name: table if name in busy else CheckState(table.at_ms) for name, table in tables.items()}
+    tables |= {name: CheckState(run.moment_ms) for name in chosen if name not in left}
+    tables |= {name: CheckState(run.moment_ms, run.run_id, index) for index, name in enumerate(due)}
+    store.set(CHECKS_KEY, {name: table.to_json() for name, table in tables.items()})
     return due
 
 
-def _find_busy(tables: Mapping[str, TableState], run: Run, states_of: StatesOf) -> Mapping[str, str]:
+def _find_busy(tables: Mapping[str, CheckState], run: MaintenanceRun, states_of: StatesOf) -> Mapping[str, str]:
     """Return the tables that an earlier run still works on, each with the id of that run."""
     # This run's own tasks have not started yet.
     earlier = {name: table for name, table in tables.items() if table.run_id not in {None, run.run_id}}
@@ -112,7 +116,7 @@ def _find_due_tables(
     chosen: Sequence[str],
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
-    run: Run,
+    run: MaintenanceRun,
     store: Store,
 ) -> list[str]:
     """Return the chosen tables with due actions or orphan clean-ups, and those that could not be measured."""
@@ -133,12 +137,14 @@ def _find_due_tables(
         for table in together[name]:
             catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
-            log.info("%s", "; ".join(sentence(table.name, *one) for one in answers.items()) or f"{name}: no table yet")
+            log.info(
+                "%s", "; ".join(describe_due(table.name, *one) for one in answers.items()) or f"{name}: no table yet"
+            )
             needs = needs or any(answer.due for answer in answers.values())
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs
 
-    found = side_by_side(chosen, check, within_s=MEASURE_TIMEOUT.total_seconds())
+    found = read_in_parallel(chosen, check, within_s=MEASURE_TIMEOUT.total_seconds())
     failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
     for name, error in failed.items():
         log.error("cannot measure %s: %r", name, error)

@@ -11,16 +11,16 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
-from frazil.airflow.side_by_side import side_by_side
-from frazil.airflow.untrusted import Store, stored_mapping
+from frazil.airflow.parallel_reads import read_in_parallel
+from frazil.airflow.untrusted_values import Store, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
-from frazil.maintenance.load import MadeElsewhere
-from frazil.maintenance.orphan_cleanup import all_folders, clean_orphans
-from frazil.maintenance.routed import DueTable, measure_due, route_tables
-from frazil.maintenance.tables import routes
+from frazil.maintenance.load import NotMadeByRoute
+from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
+from frazil.maintenance.routed import DueTable, measure_due_table, route_tables
+from frazil.maintenance.tables import routes_by_name
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import counted
+from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RouteTables:
     @classmethod
     def find(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
         """Return the route with this name; None if no stream has it."""
-        spec = routes(specs).get(name)
+        spec = routes_by_name(specs).get(name)
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
@@ -62,16 +62,16 @@ class RouteTables:
         tables = {table.name: table for table in route_tables(catalog, self.spec, self.specs)}
 
         def check(name: str) -> DueTable | None:
-            return measure_due(catalog, tables[name], actions=actions, now_ms=now_ms)
+            return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
-        found = side_by_side(tables, check, within_s=MEASURE_TIMEOUT.total_seconds())
+        found = read_in_parallel(tables, check, within_s=MEASURE_TIMEOUT.total_seconds())
         errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
         broken = self._log_broken(errors, len(tables))
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
-        due.sort(key=lambda one: one.need, reverse=True)
+        due.sort(key=lambda one: one.urgency, reverse=True)
         for one in due[:MAX_TABLES]:
             log.info("%s: %s", one.table.name, "; ".join(f"{action}: {why}" for action, why in one.reasons.items()))
-        log.info("%s: of %s, %d need maintenance", self.name, counted(len(tables), "table"), len(due))
+        log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
@@ -79,7 +79,7 @@ class RouteTables:
 
         Raises FrazilError if there are several tables and none was measured.
         """
-        others = [name for name, error in errors.items() if isinstance(error, MadeElsewhere)]
+        others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
             log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
         broken = {name: error for name, error in errors.items() if name not in others}
@@ -93,22 +93,22 @@ class RouteTables:
 
     def orphans_due(self, store: Store) -> bool:
         """Whether a clean-up of all tables has started and not finished, or the last one began a day ago."""
-        return self.spec.maintenance.orphans.enabled and self._round(store) is not None
+        return self.spec.maintenance.orphans.enabled and self._current_round(store) is not None
 
-    def _round(self, store: Store) -> tuple[int, str] | None:
+    def _current_round(self, store: Store) -> tuple[int, str] | None:
         """Return the start of the current clean-up round (milliseconds since 1970) and the last table that it cleaned.
 
         If the last round began a day ago, a new round begins now, and the name of the last table is empty. Returns None
         if no round is due.
         """
-        kept, now_ms = stored_mapping(store, self._key), clock.now_ms()
+        kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
             return (began_ms, after) if isinstance(after, str) and after else None
         return now_ms, ""
 
     @property
-    def _key(self) -> str:
+    def _store_key(self) -> str:
         return f"orphans:{self.name}"
 
     def clean(self, store: Store, *, dry_run: bool) -> dict[str, Any]:
@@ -118,19 +118,19 @@ class RouteTables:
         round is due. Raises AirflowFailException at the end if the clean-up of a table was refused, or a table could
         not be read.
         """
-        began_ms, after = (0, "") if dry_run else self._round(store) or (0, None)
+        began_ms, after = (0, "") if dry_run else self._current_round(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
         catalog = open_existing_catalog(self.spec.table.catalog)
         left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
         batch, problems, deleted = left[:MAX_TABLES], list[str](), 0
-        neighbours = all_folders(catalog) if batch else []
+        neighbours = load_all_folders(catalog) if batch else []
         for table in batch:
             try:
                 if not catalog.table_exists(table.identifier):
                     continue
                 found = clean_orphans(catalog, table, now_ms=clock.now_ms(), dry_run=dry_run, neighbours=neighbours)
-            except MadeElsewhere as other:
+            except NotMadeByRoute as other:
                 log.info("%s", other)
                 continue
             except Exception as error:  # whatever a catalog or a storage raises: the others are still maintained
@@ -141,7 +141,7 @@ class RouteTables:
             problems += [found.sentence] if found.refused else []
         if not dry_run:
             last = batch[-1].name if len(left) > len(batch) else ""
-            store.set(self._key, {"began-ms": began_ms, "after": last})
+            store.set(self._store_key, {"began-ms": began_ms, "after": last})
         if problems:
             raise AirflowFailException("\n".join(problems))
         return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}

@@ -12,20 +12,20 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from pyiceberg.catalog import Catalog
 
 from frazil import clock
-from frazil.airflow.declared import all_streams, valid_specs
+from frazil.airflow.declared_streams import all_streams, valid_specs
 from frazil.airflow.maintenance.route import CLEANUP_INTERVAL_MS, RouteTables
-from frazil.airflow.untrusted import Store, stored_number
-from frazil.maintenance.due import Action, Due, due, enabled
+from frazil.airflow.untrusted_values import Store, stored_number
+from frazil.maintenance.due import Action, DueCheck, find_due_actions, is_enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.tables import MaintainedTable, maintained_tables, maintained_together
+from frazil.maintenance.tables import MaintainedTable, group_by_session, maintained_tables
 from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
 
-def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
+def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return the tables to pass to Spark: a table with its dead-letter tables, or the due tables of a route.
 
     Empty if no action is due, and in a dry run, which logs what would be done.
@@ -33,7 +33,7 @@ def to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: b
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
-    names = tables_with(name, streams)
+    names = find_maintained_with(name, streams)
     return names if due_sentences(names, streams, actions=actions, dry_run=dry_run) else []
 
 
@@ -44,24 +44,24 @@ def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str,
     """
     if route := RouteTables.find(name, valid_specs(streams)):
         return route.clean(store, dry_run=dry_run)
-    return orphans(tables_with(name, streams), streams, store, dry_run=dry_run)
+    return clean_tables(find_maintained_with(name, streams), streams, store, dry_run=dry_run)
 
 
-def tables_with(name: str, streams: Path) -> list[str]:
+def find_maintained_with(name: str, streams: Path) -> list[str]:
     """Return the tables that are maintained together with this table, which comes first."""
-    return [table.name for table in maintained_together(valid_specs(streams)).get(name, ())] or [name]
+    return [table.name for table in group_by_session(valid_specs(streams)).get(name, ())] or [name]
 
 
-def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, Due]:
+def due_actions(catalog: Catalog, table: MaintainedTable, actions: Collection[str]) -> Mapping[Action, DueCheck]:
     """Return for each of the `actions` whether it is due, as measured from metadata. Empty if the table does not exist
     yet.
     """
     health = measure(catalog, table, now_ms=clock.now_ms())
-    answers = due(health, table.settings, full_check_at=table.full_check_at) if health else {}
+    answers = find_due_actions(health, table.settings, full_check_at=table.full_check_at) if health else {}
     return {action: answer for action, answer in answers.items() if action in actions}
 
 
-def sentence(name: str, action: Action, answer: Due) -> str:
+def describe_due(name: str, action: Action, answer: DueCheck) -> str:
     return f"{name}: {action} is {'' if answer.due else 'not '}due: {answer.reason}"
 
 
@@ -71,14 +71,14 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
     A dry run returns none. It plans from all manifests, and logs what would be done.
     """
     found = []
-    for table, catalog in _tables(names, streams):
+    for table, catalog in _open_tables(names, streams):
         answers = due_actions(catalog, table, actions)
         if not answers:
             log.info("%s: nothing to measure: the table does not exist yet, or only orphans were requested", table.name)
         for action, answer in answers.items():
-            log.info("%s", text := sentence(table.name, action, answer))
+            log.info("%s", text := describe_due(table.name, action, answer))
             found += [text] if answer.due else []
-            if dry_run and enabled(table.settings, action):
+            if dry_run and is_enabled(table.settings, action):
                 plan = MaintenancePlanner(catalog, table, clock.now_ms()).plan(action)
                 log.info("%s: %s would be: %s", table.name, action, plan.sentence)
     return [] if dry_run else found
@@ -96,7 +96,7 @@ def _orphans_key(table: MaintainedTable) -> str:
     return f"orphans:{table.name}"
 
 
-def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
+def clean_tables(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
     """Clean up the tables whose last clean-up, according to `store`, was about a day ago. Return the reports by table.
 
     Stores the times of the clean-ups. A dry run checks all tables, deletes nothing and stores nothing.
@@ -105,7 +105,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     table was refused, or a table could not be read.
     """
     reports, problems = {}, []
-    for table, catalog in _tables(names, streams):
+    for table, catalog in _open_tables(names, streams):
         now_ms = clock.now_ms()
         if not (orphans_due(table, store) or (dry_run and table.settings.orphans.enabled)):
             continue
@@ -129,7 +129,7 @@ def orphans(names: Collection[str], streams: Path, store: Store, *, dry_run: boo
     return reports
 
 
-def _tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
+def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
     """Yield each named table, by its last valid declaration in the folder, with its catalog.
 
     Raises AirflowFailException at the end if a name may be declared in a file that this worker has never read as valid.

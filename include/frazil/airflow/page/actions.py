@@ -22,28 +22,27 @@ from frazil import clock
 from frazil.airflow.backfills.dag import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_of
 from frazil.airflow.dead_letters.dag import DAG_ID as DEAD_LETTERS_DAG
-from frazil.airflow.page.alive import silent_now
+from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses
 from frazil.airflow.page.forms import (
     Form,
     Invalid,
     OutcomeUnknown,
-    day_of,
-    is_dry,
-    missing_value,
-    not_held,
-    run_form,
-    target_of,
-    text_of,
+    build_run_conf,
+    find_form_problem,
+    find_release_problem,
+    is_dry_run,
+    parse_day,
+    parse_reset_target,
+    read_text,
 )
-from frazil.airflow.page.known import next_run_id, paused_dags, run_under_way
-from frazil.airflow.page.one_table import feeders_of, find_table, views_of
-from frazil.airflow.page.views import Sees, answers, declared, writer_dag_of
+from frazil.airflow.page.missing_components import find_missing_components
+from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
+from frazil.airflow.page.views import SelectVisible, answer_cache, cached_declarations, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
-from frazil.maintenance.tables import TableKind, routes
-from frazil.operations.fetch import fetch_signals, fetch_standing
-from frazil.operations.offers import Standing, refusal
+from frazil.maintenance.tables import TableKind, routes_by_name
+from frazil.operations.fetch import fetch_action_state, fetch_signal_cursor
 from frazil.operations.page_actions import (
     DAG_ACTIONS,
     DEPENDENCIES,
@@ -53,19 +52,20 @@ from frazil.operations.page_actions import (
     ActionContext,
     PageAction,
     Plan,
-    Prepared,
+    PreparedAction,
     build_plan,
+    component_warnings,
     describe_changes,
-    waits_for,
 )
-from frazil.operations.resetting import describe_staged, plan_abandon, plan_reset
+from frazil.operations.possible_actions import ActionState, find_refusal
+from frazil.operations.prepared_actions import describe_staged, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
-from frazil.supervise.desired import DesiredStore, open_desired
-from frazil.table.lost import stream_catalog
+from frazil.supervise.desired import DesiredStore, open_desired_store
+from frazil.table.lost import open_stream_catalog
 
-MAX_WAIT_S = 20.0
+ACTION_TIMEOUT_S = 20.0
 """Seconds for which an action is awaited. After that, the page reports a timeout, and the action continues."""
 T = TypeVar("T")
 
@@ -94,11 +94,11 @@ class ActionSubject:
     """The maintenance DAG's name for all tables of a route; None for other tables."""
 
 
-def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
+def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
     """Return the subject of an action; None if no file declares it or the user may not see it."""
     if action not in STREAM_ACTIONS:
         return _table_subject(action, name, sees)
-    one = next((one for one in declared().value or () if one.name == name), None)
+    one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or one.spec is None or not sees({name: writer_dag_of(one)}):
         return None
     dag, method = {
@@ -109,22 +109,22 @@ def action_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
     return ActionSubject(name, one.spec, dag, method)
 
 
-def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject | None:
+def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
     """Return the subject of an action on a table; None if the action is not possible on it, or the user may not see
     it.
     """
     table = find_table(name)
     if (
         table is None
-        or not feeders_of(table, sees)
+        or not find_visible_streams(table, sees)
         or (action is PageAction.MAINTAIN and table.kind is TableKind.DEAD_LETTERS)
     ):
         return None
-    views = views_of(table)
+    views = specs_for_table(table)
     if action is PageAction.MAINTAIN:
         own, *_ = table.streams
         route_name = (
-            next((route_name for route_name, spec in routes([own]).items()), None)
+            next((route_name for route_name, spec in routes_by_name([own]).items()), None)
             if table.kind is TableKind.ROUTED
             else None
         )
@@ -136,22 +136,30 @@ def _table_subject(action: PageAction, name: str, sees: Sees) -> ActionSubject |
     return ActionSubject(name, views[0], partitions_dag_of(views[0]), "PUT")
 
 
-def plan_action(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
+def build_action_plan(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
     """Return the plan of an action, which the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
-    return _plan(action, subject, form, by="")[0]
+    return _plan_and_prepare(action, subject, form, by="")[0]
 
 
-def _plan(action: PageAction, subject: ActionSubject, form: Form, *, by: str) -> tuple[Plan, Prepared | None]:
+def _plan_and_prepare(
+    action: PageAction, subject: ActionSubject, form: Form, *, by: str
+) -> tuple[Plan, PreparedAction | None]:
     """Return the plan, and the prepared reset or abandonment if the action needs one."""
-    plan = build_plan(action, _action_context(action, subject), dry=is_dry(form))
-    plan = replace(plan, missing=missing_value(action, subject.route_name or subject.name, form, now_ms=clock.now_ms()))
+    plan = build_plan(action, _action_context(action, subject), dry=is_dry_run(form))
+    plan = replace(
+        plan, missing=find_form_problem(action, subject.route_name or subject.name, form, now_ms=clock.now_ms())
+    )
     spec = subject.spec
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
-        plan = replace(plan, missing=not_held(form, run_with_timeout(partial(fetch_signals, spec))))
+        plan = replace(plan, missing=find_release_problem(form, run_with_timeout(partial(fetch_signal_cursor, spec))))
     if action not in PREPARED_ACTIONS or plan.refused or plan.missing:
         return plan, None
     prepared = run_with_timeout(
-        lambda: plan_reset(spec, target_of(form), by=by) if action is PageAction.RESET else plan_abandon(spec, by=by)
+        lambda: (
+            plan_reset(spec, parse_reset_target(form), by=by)
+            if action is PageAction.RESET
+            else plan_abandon(spec, by=by)
+        )
     )
     says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
     return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
@@ -160,7 +168,9 @@ def _plan(action: PageAction, subject: ActionSubject, form: Form, *, by: str) ->
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     """Return the state that the action depends on. Raises Invalid if Airflow's database does not respond."""
     spec = subject.spec
-    paused = answers().one("plans", ("paused", subject.dag), partial(paused_dags, [subject.dag]), keep_s=1, within_s=2)
+    paused = answer_cache().fetch_one(
+        "plans", ("paused", subject.dag), partial(read_pauses, [subject.dag]), keep_s=1, within_s=2
+    )
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
@@ -172,20 +182,20 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
         writer_runs=runs,
         dag=subject.dag,
         dag_paused=(paused.value or {}).get(subject.dag),
-        unfit=refusal(action, spec, Standing()),
-        silent=silent_now(),
+        unfit=find_refusal(action, spec, ActionState()),
+        silent=find_missing_components(),
     )
     if "generation" in DEPENDENCIES[action]:
-        return run_with_timeout(lambda: _with_desired(found, spec))
+        return run_with_timeout(lambda: _add_desired_state(found, spec))
     if action in TABLE_DEPENDENT_ACTIONS and not found.unfit and found.dag_paused is not None:
-        run = run_with_timeout(partial(run_under_way, subject.dag, spec.name))
-        return run_with_timeout(lambda: _with_table(replace(found, run=run), action, spec))
+        run = run_with_timeout(partial(find_unfinished_run, subject.dag, spec.name))
+        return run_with_timeout(lambda: _add_table_state(replace(found, run=run), action, spec))
     return found
 
 
-def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
+def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
     """Return the context with the stream's desired state."""
-    store = open_desired(spec)
+    store = open_desired_store(spec)
     try:
         desired = store.read()
     except SpecError:  # an action replaces an unreadable state
@@ -193,13 +203,13 @@ def _with_desired(found: ActionContext, spec: StreamSpec) -> ActionContext:
     return replace(found, desired=str(desired.mode), generation=desired.generation, has_table=store.is_with_table)
 
 
-def _with_table(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
+def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
     """Return the context with the state of the stream's table and of its open backfill."""
     try:
-        standing = fetch_standing(spec)
+        standing = fetch_action_state(spec)
     except SpecError as error:
         return replace(found, unfit=str(error))
-    found, backfill = replace(found, unfit=refusal(action, spec, standing)), standing.backfill
+    found, backfill = replace(found, unfit=find_refusal(action, spec, standing)), standing.backfill
     if backfill is None or not backfill.is_open:
         return found
     return replace(found, backfill=f"{backfill.id} {backfill.state}", staged=describe_staged(backfill))
@@ -211,19 +221,19 @@ def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: s
     Raises Invalid, OutcomeUnknown, FrazilError, and the errors of catalogs and Kafka.
     """
     try:
-        done = _carry_out(action, subject, form, user=user)
+        done = _check_and_carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land
         raise OutcomeUnknown(
             f"It is unknown whether the action was carried out: {error}. Check the state before you repeat it"
         ) from error
     else:
-        return replace(done, said=" ".join((done.said, *waits_for(action, silent_now()))))
+        return replace(done, said=" ".join((done.said, *component_warnings(action, find_missing_components()))))
     finally:
-        answers().forget_all(subject.spec.fingerprint())
+        answer_cache().forget_all(subject.spec.fingerprint())
 
 
-def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    by, reason = f"{user}, Airflow", text_of(form, "reason")
+def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
+    by, reason = f"{user}, Airflow", read_text(form, "reason")
     spec = subject.spec
     try:
         # Before the check for an unfinished run: a run that starts in between is found by the check, or has this id.
@@ -232,12 +242,12 @@ def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: 
             if action in TABLE_DEPENDENT_ACTIONS
             else None
         )
-        plan, prepared = _plan(action, subject, form, by=by)
+        plan, prepared = _plan_and_prepare(action, subject, form, by=by)
     except (CommitUnavailable, TimeoutError) as error:
         raise Invalid(f"Nothing was changed: {error}") from error
     if problem := plan.refused or plan.missing:
         raise Invalid(problem)
-    version_token = text_of(form, "version_token")
+    version_token = read_text(form, "version_token")
     if not version_token and plan.version_token:
         raise Invalid(
             f"Nothing was changed in {subject.name}: the request does not confirm a plan. Read the plan, then "
@@ -249,18 +259,20 @@ def _carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: 
             f"{subject.name} has changed since the plan was shown: {what}. Check the new plan, then confirm it"
         )
     if action in DAG_ACTIONS:
-        return _begin_run(subject, run_form(action, subject.route_name or subject.name, form), run_id=run_id, user=user)
+        return _start_run(
+            subject, build_run_conf(action, subject.route_name or subject.name, form), run_id=run_id, user=user
+        )
     if prepared is not None:
         run_with_timeout(prepared.carry_out)
         return ActionResult(_done_text(action, subject.name))
     if action is PageAction.SEND_AGAIN:
-        return ActionResult(run_with_timeout(lambda: _send_again(spec, form, by=by)))
+        return ActionResult(run_with_timeout(lambda: _resend_day(spec, form, by=by)))
     return ActionResult(
         run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation))
     )
 
 
-def _begin_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
+def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
     """Start a run of the subject's DAG."""
     try:
         run = trigger_dag(
@@ -286,7 +298,7 @@ def _done_text(action: PageAction, name: str) -> str:
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
     """Pause, resume or restart the stream. Return a sentence about the result."""
-    desired = open_desired(spec)
+    desired = open_desired_store(spec)
     do = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}[
         action
     ]
@@ -307,18 +319,20 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
     return f"{spec.name} {done}.{where}"
 
 
-def _send_again(spec: StreamSpec, form: Form, *, by: str) -> str:
+def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     """Signal the windows of a day again. Return a sentence about the result."""
     if spec.window is None:
         raise Invalid(f"The table of {spec.name} has no signalled windows")
-    day = day_of(form)
+    day = parse_day(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
-    sent = resend_signals(stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms())
+    sent = resend_signals(
+        open_stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms()
+    )
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def run_with_timeout(work: Callable[[], T], *, seconds: float = MAX_WAIT_S) -> T:
+def run_with_timeout(work: Callable[[], T], *, seconds: float = ACTION_TIMEOUT_S) -> T:
     """Return the result of a call that may hang.
 
     Raises TimeoutError if it has not returned after `seconds`; the call then continues.

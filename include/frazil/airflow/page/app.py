@@ -37,7 +37,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from frazil import installed
-from frazil.safe_text import MAX_REASON_CHARACTERS, safe
+from frazil.safe_text import MAX_REASON_CHARACTERS, escape_unsafe
 
 # Scripts and styles come only from this server, and all content of records is text.
 HEADERS = {
@@ -70,9 +70,13 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/overview")
     def overview(user: GetUserDep) -> Response:
-        from frazil.airflow.page import alive, views  # Airflow's other processes load plugins too
+        from frazil.airflow.page import missing_components, views  # Airflow's other processes load plugins too
 
-        return json_response(views.overview(partial(visible, user), airflow=alive.sentences()))
+        return json_response(
+            views.build_overview(
+                partial(visible_streams, user), airflow=missing_components.describe_missing_components()
+            )
+        )
 
     @app.get("/api/stream/{name}")
     def stream(  # noqa: PLR0913 - a request's options
@@ -81,7 +85,9 @@ def operations_page() -> FastAPI:
         from frazil.airflow.page import one_stream
 
         wish = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
-        found = one_stream.stream(name, wish, partial(visible, user), partial(is_permitted, user, "PUT"))
+        found = one_stream.build_stream_view(
+            name, wish, partial(visible_streams, user), partial(is_permitted, user, "PUT")
+        )
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
         return _view_response(found)
@@ -90,31 +96,37 @@ def operations_page() -> FastAPI:
     def table(name: str, user: GetUserDep) -> Response:
         from frazil.airflow.page import one_table
 
-        found = one_table.table(name, partial(visible, user), partial(is_permitted, user, "PUT"))
+        found = one_table.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
         return _view_response(found)
 
     @app.post("/api/plan/{action}/{name}")
-    def plan(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def plan(
+        requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
+    ) -> Response:
         from frazil.airflow.page import actions
 
-        return json_response(_as_http_error(lambda: actions.plan_action(requested.action, requested.subject, form)))
+        return json_response(
+            _with_http_errors(lambda: actions.build_action_plan(requested.action, requested.subject, form))
+        )
 
     @app.post("/api/action/{action}/{name}")
-    def carry_out(requested: Annotated[Any, Depends(allowed)], form: Annotated[Any, Depends(sent_form)]) -> Response:
+    def carry_out(
+        requested: Annotated[Any, Depends(authorize_action)], form: Annotated[Any, Depends(read_form)]
+    ) -> Response:
         from frazil.airflow.page import actions
 
-        entry = record(
+        entry = log_action(
             requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
         )
         user = requested.user.get_name()
         try:
-            done = _as_http_error(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
+            done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, user=user))
         except HTTPException as error:
-            conclude(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
+            log_outcome(entry, f"{OUTCOMES.get(error.status_code, 'failed')}: {error.detail}")
             raise
-        conclude(entry, f"done: {done.said}")
+        log_outcome(entry, f"done: {done.said}")
         return json_response(done)
 
     @app.get("/runbook.html")
@@ -150,7 +162,7 @@ class AllowedAction:
     user: Any
 
 
-def allowed(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
+def authorize_action(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
     """Return the requested action. Raises HTTPException if another site sent the request, or the user may not take the
     action.
 
@@ -160,20 +172,20 @@ def allowed(request: Request, name: str, action: str, user: GetUserDep) -> Allow
 
     known = PageAction(action) if action in set(PageAction) else None
     try:
-        return _allowed_action(request, name, known, user)
+        return _check_request(request, name, known, user)
     except HTTPException as error:
         if known is not None:
-            _record_refusal(request, user, known, name, error)
+            _log_refusal(request, user, known, name, error)
         raise
 
 
-def _allowed_action(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
+def _check_request(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
     """Return the requested action. Raises HTTPException with the reason if it is not allowed."""
     from frazil.airflow.page import actions
 
-    if said := refusal(request.headers):
+    if said := request_problem(request.headers):
         raise HTTPException(403, f"refused: {said}")
-    subject = None if action is None else actions.action_subject(action, name, partial(visible, user))
+    subject = None if action is None else actions.find_action_subject(action, name, partial(visible_streams, user))
     if subject is None:
         raise HTTPException(404, f"{name} is not declared, you may not see it, or the action does not exist")
     if not is_permitted(user, subject.method, subject.dag):
@@ -183,18 +195,16 @@ def _allowed_action(request: Request, name: str, action: Any, user: Any) -> Allo
     return AllowedAction(action, subject, user)
 
 
-async def sent_form(request: Request, requested: Annotated[Any, Depends(allowed)]) -> dict[str, Any]:
+async def read_form(request: Request, requested: Annotated[Any, Depends(authorize_action)]) -> dict[str, Any]:
     """Read the form from the body, up to a maximum size. Raises HTTPException if the body is not a form."""
     try:
-        return await _form(request)
+        return await _read_body(request)
     except HTTPException as error:
-        await run_in_threadpool(
-            _record_refusal, request, requested.user, requested.action, requested.subject.name, error
-        )
+        await run_in_threadpool(_log_refusal, request, requested.user, requested.action, requested.subject.name, error)
         raise
 
 
-async def _form(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     body = bytearray()
     async for piece in request.stream():
         body += piece
@@ -210,12 +220,12 @@ async def _form(request: Request) -> dict[str, Any]:
     return form
 
 
-def _record_refusal(request: Request, user: Any, action: Any, name: str, error: HTTPException) -> None:
+def _log_refusal(request: Request, user: Any, action: Any, name: str, error: HTTPException) -> None:
     if request.scope["route"].path.startswith("/api/action/"):
-        record_refusal(user, action, name, f"refused: {error.detail}")
+        log_refusal(user, action, name, f"refused: {error.detail}")
 
 
-def _as_http_error(work: Callable[[], Any]) -> Any:
+def _with_http_errors(work: Callable[[], Any]) -> Any:
     """Return the result of `work`. Raises its errors as HTTPExceptions, each with the status and text of the
     response.
     """
@@ -228,7 +238,7 @@ def _as_http_error(work: Callable[[], Any]) -> Any:
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
-        if said := installed.outdated(error):
+        if said := installed.explain_outdated(error):
             log.warning("an action failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
@@ -236,7 +246,7 @@ def _as_http_error(work: Callable[[], Any]) -> Any:
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
     """Respond to an unexpected error, which the server logs, with what the user can do next."""
-    said = installed.outdated(error) or (
+    said = installed.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
     return json_response({"detail": said}, 500)
@@ -256,28 +266,28 @@ async def _handle_invalid_request(_: Request, error: Exception) -> Response:
 @asynccontextmanager
 async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Load PyIceberg and read the declarations in a thread while the API server starts."""
-    installed.remember("API server")
-    threading.Thread(target=_warm, daemon=True).start()
+    installed.remember_files("API server")
+    threading.Thread(target=_preload, daemon=True).start()
     yield
 
 
-def _warm() -> None:
+def _preload() -> None:
     """Load modules and declarations before the first request."""
     from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
     from frazil.host import page_servers
 
     try:
-        page_servers.register()
+        page_servers.register_page_server()
     except OSError as error:
         log.warning("`frazil doctor` cannot list this API server: %s", error)
-    views.declared()
+    views.cached_declarations()
 
 
 def _view_response(view: Any) -> Response:
     """Return a view of one stream or table, with sentences about silent Airflow components."""
-    from frazil.airflow.page import alive
+    from frazil.airflow.page import missing_components
 
-    return json_response(replace(view, airflow=alive.sentences()))
+    return json_response(replace(view, airflow=missing_components.describe_missing_components()))
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -289,31 +299,31 @@ def json_response(value: Any, status: int = 200) -> Response:
 def _safe(value: Any) -> Any:
     match value:
         case str():
-            return safe(value)
+            return escape_unsafe(value)
         case dict():
-            return {safe(key) if isinstance(key, str) else key: _safe(part) for key, part in value.items()}
+            return {escape_unsafe(key) if isinstance(key, str) else key: _safe(part) for key, part in value.items()}
         case list() | tuple():
             return [_safe(part) for part in value]
     return value
 
 
-def visible(user: Any, dags: Mapping[str, str]) -> set[str]:
+def visible_streams(user: Any, dags: Mapping[str, str]) -> set[str]:
     """Return the streams whose writer's DAG the user may read in Airflow. `dags` maps streams to these DAGs."""
-    allowed = readable(user, set(dags.values()))
+    allowed = readable_dags(user, set(dags.values()))
     return {stream for stream, dag_id in dags.items() if dag_id in allowed}
 
 
-HEADER, OURS = "x-frazil", "page"
+PAGE_HEADER, PAGE_HEADER_VALUE = "x-frazil", "page"
 """The header that the page's script sends with each action, and its value."""
-OUTCOME = "outcome"
-FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
+OUTCOME_KEY = "outcome"
+LOGGED_FIELDS = ("reason", "to", "at", "from-time", "to-time", "partition", "day", "dry-run")
 """Fields of the forms that are written to the audit log: all except `version_token`."""
 
 
 def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
     """Return why a request does not come from the page; None if it does. Pure; `headers` has lower-case names."""
-    if headers.get(HEADER) != OURS:
-        return f"the header X-Frazil: {OURS} is missing"
+    if headers.get(PAGE_HEADER) != PAGE_HEADER_VALUE:
+        return f"the header X-Frazil: {PAGE_HEADER_VALUE} is missing"
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return "another site sent the request"
     origin = headers.get("origin")
@@ -325,7 +335,7 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
     return None if known else f"the request comes from {origin}"
 
 
-def refusal(headers: Mapping[str, str]) -> str | None:
+def request_problem(headers: Mapping[str, str]) -> str | None:
     """Return why this API server refuses a request with these headers; None if the request comes from the page."""
     return origin_problem(headers, base_url=conf.get("api", "base_url", fallback=""))
 
@@ -337,11 +347,11 @@ def is_permitted(user: Any, method: str, dag_id: str) -> bool:
     return manager.is_authorized_dag(method=method, access_entity=DagAccessEntity.RUN, details=details, user=user)  # type: ignore[arg-type]
 
 
-def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
+def readable_dags(user: Any, dag_ids: Collection[str]) -> set[str]:
     """Return the DAGs that the user may read. If Airflow has several teams, each DAG is checked for its own team."""
     manager = get_auth_manager()
     by_team: dict[str | None, set[str]] = {}
-    for dag_id, team in _teams(dag_ids).items():
+    for dag_id, team in _teams_of(dag_ids).items():
         by_team.setdefault(team, set()).add(dag_id)
     needed = (
         manager.filter_authorized_dag_ids(dag_ids=ids, user=user, method="GET", team_name=team)
@@ -350,14 +360,14 @@ def readable(user: Any, dag_ids: Collection[str]) -> set[str]:
     return set().union(*needed)
 
 
-def _teams(dag_ids: Collection[str]) -> dict[str, str | None]:
+def _teams_of(dag_ids: Collection[str]) -> dict[str, str | None]:
     teams: dict[str, str | None] = dict.fromkeys(dag_ids)
     if teams and conf.getboolean("core", "multi_team", fallback=False):
         teams |= DagModel.get_dag_id_to_team_name_mapping(list(teams))
     return teams
 
 
-def record(  # noqa: PLR0913 - an entry
+def log_action(  # noqa: PLR0913 - an entry
     user: Any, action: str, subject: str, *, dag_id: str | None, form: Mapping[str, Any], outcome: str = "not known yet"
 ) -> int:
     """Write a user's action to Airflow's audit log before it is carried out. Return the entry's id, for `log_outcome`.
@@ -365,8 +375,8 @@ def record(  # noqa: PLR0913 - an entry
     The entry has the fields of the form in LOGGED_FIELDS, with long values shortened.
     """
     name = user.get_name()
-    filled_in = {field: _log_value(form[field]) for field in FIELDS if field in form}
-    extra = json.dumps({OUTCOME: _log_value(outcome), **filled_in, "subject": _log_value(subject)})
+    filled_in = {field: _log_value(form[field]) for field in LOGGED_FIELDS if field in form}
+    extra = json.dumps({OUTCOME_KEY: _log_value(outcome), **filled_in, "subject": _log_value(subject)})
     entry = Log(event=f"frazil_{action}", owner=name, owner_display_name=name, extra=extra, dag_id=dag_id)
     with create_session() as session:
         session.add(entry)
@@ -374,10 +384,10 @@ def record(  # noqa: PLR0913 - an entry
         return int(entry.id)
 
 
-def record_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
+def log_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
     """Write a refused action to the audit log. If that fails, the action is still refused."""
     try:
-        record(user, action, subject, dag_id=None, form={}, outcome=outcome)
+        log_action(user, action, subject, dag_id=None, form={}, outcome=outcome)
     except SQLAlchemyError:
         log.warning("cannot write a refused action to Airflow's audit log: %s", outcome, exc_info=True)
 
@@ -385,15 +395,15 @@ def record_refusal(user: Any, action: str, subject: str, outcome: str) -> None:
 def _log_value(value: object) -> object:
     if value is None or isinstance(value, bool):
         return value
-    return safe(value if isinstance(value, str) else f"({type(value).__name__})")[:MAX_REASON_CHARACTERS]
+    return escape_unsafe(value if isinstance(value, str) else f"({type(value).__name__})")[:MAX_REASON_CHARACTERS]
 
 
-def conclude(entry: int, outcome: str) -> None:
+def log_outcome(entry: int, outcome: str) -> None:
     """Write the outcome of an action to its entry in the audit log. If that fails, the action still counts as done."""
     try:
         with create_session() as session:
             found = session.get(Log, entry)
             if found is not None:
-                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME: _log_value(outcome)})
+                found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
     except SQLAlchemyError:
         log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from frazil.backfill.request import check_not_ahead, parse_request
+from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.errors import SpecError
 from frazil.operations.page_actions import DAG_ACTIONS, PageAction
 from frazil.partitions.completeness import Cursor, never_signalled_text
@@ -16,7 +16,7 @@ from frazil.safe_text import reason_problem
 from frazil.status.reset_target import ResetTarget
 from frazil.timetext import parse_moment
 
-TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
+RESET_TARGETS = ("marker", "earliest", "latest", "table", "timestamp")
 LABELS = {"from-time": "From", "to-time": "To (exclusive)", "at": "Timestamp", "partition": "Window", "day": "Day"}
 """The fields' labels in the dialogs."""
 MAX_HELD_LISTED = 5
@@ -32,31 +32,31 @@ class OutcomeUnknown(Exception):
     """Whether the action was applied is unknown; the message says why."""
 
 
-def missing_value(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
+def find_form_problem(action: PageAction, name: str, form: Form, *, now_ms: int) -> str | None:
     """Return what the user must change in the form before the action can be confirmed; None if nothing."""
     try:
         if action in DAG_ACTIONS:
-            conf = run_form(action, name, form)
+            conf = build_run_conf(action, name, form)
             if action is PageAction.BACKFILL:
                 conf.pop("dry-run")
-                check_not_ahead(parse_request(conf), now_ms)
+                check_not_in_future(parse_request(conf), now_ms)
         elif action is PageAction.RESET:
-            target_of(form)
+            parse_reset_target(form)
         elif action is PageAction.SEND_AGAIN:
-            day_of(form)
+            parse_day(form)
     except Invalid as error:
         return str(error)
     except SpecError as error:
-        return _labelled(str(error))
+        return _use_labels(str(error))
     return None
 
 
-def not_held(form: Form, cursor: Cursor | None) -> str | None:
+def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
     """Return why the window in a form cannot be released; None if a gate holds it.
 
     `cursor` describes the signals of the table's windows; None if there are none yet.
     """
-    window, label = _window(form, "partition"), LABELS["partition"]
+    window, label = _parse_window(form, "partition"), LABELS["partition"]
     if cursor is None:
         return f"{label}: no gate has evaluated a window of this table yet, so no window is held"
     held = sorted(Window(us, cursor.grain) for us in cursor.held)
@@ -74,16 +74,16 @@ def not_held(form: Form, cursor: Cursor | None) -> str | None:
     return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {named}" if held else "No window is held")
 
 
-def is_dry(form: Form) -> bool:
+def is_dry_run(form: Form) -> bool:
     """Whether the user requests a dry run."""
     return bool(form.get("dry-run", True))
 
 
-def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
+def build_run_conf(action: PageAction, name: str, form: Form) -> dict[str, Any]:
     """Return the parameters of the DAG run for an action. Raises Invalid if the form is not valid."""
-    dry = {"dry-run": is_dry(form)}
+    dry = {"dry-run": is_dry_run(form)}
     if action is PageAction.RELEASE:
-        reason, window = text_of(form, "reason"), _window(form, "partition")
+        reason, window = read_text(form, "reason"), _parse_window(form, "partition")
         if len(reason) < 3:
             raise Invalid("Enter a reason: it is stored with the window")
         return {"table": name, "partition": window.key, "reason": reason}
@@ -91,23 +91,23 @@ def run_form(action: PageAction, name: str, form: Form) -> dict[str, Any]:
         return {"stream": name, "action": "replay", **dry}
     if action is PageAction.MAINTAIN:
         return {"tables": [name], **dry}
-    times = {key: _moment(form, key).isoformat() for key in ("from-time", "to-time") if text_of(form, key)}
+    times = {key: _parse_time(form, key).isoformat() for key in ("from-time", "to-time") if read_text(form, key)}
     if not times:
         raise Invalid("Enter a start or an end, as a Kafka timestamp")
     return {"stream": name, **times, **dry}
 
 
-def target_of(form: Form) -> ResetTarget:
+def parse_reset_target(form: Form) -> ResetTarget:
     """Return the target of a reset. Raises Invalid if the form has none."""
-    to = text_of(form, "to")
-    if to not in TARGETS:
-        raise Invalid(f"Choose where to continue: {', '.join(TARGETS)}")
-    return ResetTarget(to, at=_moment(form, "at") if to == "timestamp" else None)
+    to = read_text(form, "to")
+    if to not in RESET_TARGETS:
+        raise Invalid(f"Choose where to continue: {', '.join(RESET_TARGETS)}")
+    return ResetTarget(to, at=_parse_time(form, "at") if to == "timestamp" else None)
 
 
-def day_of(form: Form) -> Window:
+def parse_day(form: Form) -> Window:
     """Return the day whose windows are signalled again. Raises Invalid if the form has none."""
-    day = _window(form, "day")
+    day = _parse_window(form, "day")
     if day.grain is not Grain.DAY:
         raise Invalid(
             "Enter a day, such as 2013-12-30. After only one hour, roll-ups of its day would wait for the other hours"
@@ -115,7 +115,7 @@ def day_of(form: Form) -> Window:
     return day
 
 
-def text_of(form: Form, key: str) -> str:
+def read_text(form: Form, key: str) -> str:
     """Return the content of a text field, without surrounding spaces. Raises Invalid if it is not allowed."""
     value = form.get(key, "")
     if not isinstance(value, str):
@@ -125,8 +125,8 @@ def text_of(form: Form, key: str) -> str:
     return value.strip()
 
 
-def _moment(form: Form, key: str) -> datetime:
-    text = text_of(form, key)
+def _parse_time(form: Form, key: str) -> datetime:
+    text = read_text(form, key)
     if not text:
         raise Invalid(f"{LABELS[key]}: enter a time, such as 2013-12-30 00:00Z")
     try:
@@ -138,8 +138,8 @@ def _moment(form: Form, key: str) -> datetime:
     return moment
 
 
-def _window(form: Form, key: str) -> Window:
-    text = text_of(form, key)
+def _parse_window(form: Form, key: str) -> Window:
+    text = read_text(form, key)
     if not text:
         raise Invalid(f"{LABELS[key]}: enter a value")
     try:
@@ -148,7 +148,7 @@ def _window(form: Form, key: str) -> Window:
         raise Invalid(f"{LABELS[key]}: {error}") from error
 
 
-def _labelled(said: str) -> str:
+def _use_labels(said: str) -> str:
     """Replace field names in an error with their labels."""
     for key, label in LABELS.items():
         said = said.replace(key, label) if key.endswith("-time") else said

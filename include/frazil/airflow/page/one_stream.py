@@ -10,27 +10,36 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from frazil import clock
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK, partitions_dag_id, writer_dag_id
-from frazil.airflow.declared import DeclaredStream
+from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK_PREFIX, partitions_dag_id, writer_dag_id
+from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.page import views
-from frazil.airflow.page.known import Measured, newest_run, paused_dags, standing_alerts
-from frazil.airflow.page.views import KEEP_S, WITHIN_S, Sees, answers, declared, group_of, reading_of, status_key
+from frazil.airflow.page.airflow_database import Measurement, newest_run_id, read_last_measurement, read_pauses
+from frazil.airflow.page.views import (
+    CACHE_S,
+    RESPONSE_TIMEOUT_S,
+    SelectVisible,
+    answer_cache,
+    build_reading,
+    cached_declarations,
+    group_of,
+    status_key,
+)
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import template_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, PendingAnswer
-from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
-from frazil.operations.offers import build_standing, possible_actions
-from frazil.operations.overview import Around, build_line
+from frazil.operations.fetch import fetch_end_offsets, fetch_history, fetch_routed_names, fetch_writers
+from frazil.operations.overview import RelatedState, build_line
+from frazil.operations.possible_actions import build_action_state, possible_actions
 from frazil.operations.rates import add_arrivals, compute_trend, mean_rates
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
-    History,
     Period,
     StreamView,
+    TableHistory,
     describe_stream,
     downsample,
     limit_partitions,
@@ -38,7 +47,7 @@ from frazil.operations.stream_view import (
     list_runs,
     list_topics,
     total_lag,
-    without_repeats,
+    unreported_problems,
 )
 from frazil.operations.table_view import RoutedTables, search_routed
 from frazil.spec.model import StreamSpec
@@ -48,7 +57,7 @@ T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
-KEEP_ROUTED_S = 15.0
+ROUTED_CACHE_S = 15.0
 """Seconds for which the list of a route's tables is cached. Short, because a table may be created at any time."""
 
 
@@ -62,27 +71,29 @@ class ViewOptions:
     end_ms: int | None = None
 
 
-def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
+def build_stream_view(
+    name: str, wish: ViewOptions, sees: SelectVisible, may_act: Callable[[str], bool]
+) -> StreamView | None:
     """Return the view of one stream; None if no file declares it or the user may not see it.
 
     `may_act` says whether the user may act on the stream, given the id of its writer's DAG.
     """
-    one = next((one for one in declared().value or () if one.name == name), None)
+    one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
         return None
     if one.spec is None:
         now_ms = clock.now_ms()
-        line = build_line(name, None, reading_of(one, None), Around(), now_ms=now_ms)
+        line = build_line(name, None, build_reading(one, None), RelatedState(), now_ms=now_ms)
         return StreamView(now_ms, line, {})
-    return _view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
+    return _build_view(one, one.spec, wish, may_act=may_act(views.writer_dag_of(one)))
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class PendingReads:
     """The reads for the view of one stream, which run in parallel."""
 
     status: PendingAnswer[StreamState]
-    history: PendingAnswer[History | None]
+    history: PendingAnswer[TableHistory | None]
     ends: PendingAnswer[Mapping[TopicPartition, int]]
     writers: PendingAnswer[Observation]
     dags: PendingAnswer[dict[str, bool]]
@@ -91,34 +102,34 @@ class Requests:
 
     @classmethod
     def begin(cls, spec: StreamSpec, wish: ViewOptions, shown: Period) -> Self:
-        ask, group, key, name = answers().ask, group_of(spec), status_key(spec), spec.name
+        ask, group, key, name = answer_cache().ask, group_of(spec), status_key(spec), spec.name
         past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
-        specs = [one.spec for one in declared().value or () if one.spec]
-        tables = partial(fetch_routed, spec, specs)
+        specs = [one.spec for one in cached_declarations().value or () if one.spec]
+        tables = partial(fetch_routed_names, spec, specs)
         return cls(
             status=views.ask_status(spec, first=True),
-            history=ask(group, ("history", shown.hours, wish.begin_ms, *key), past, keep_s=KEEP_S, first=True),
-            ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_topics, spec), keep_s=KEEP_S),
-            writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=KEEP_S),
-            dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),
-            run=ask("Airflow", ("run", name), partial(newest_run, _dags(spec)[0]), keep_s=KEEP_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=KEEP_ROUTED_S) if spec.route else None,
+            history=ask(group, ("history", shown.hours, wish.begin_ms, *key), past, keep_s=CACHE_S, first=True),
+            ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
+            writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
+            dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
+            run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
+            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.route else None,
         )
 
 
-def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: bool) -> StreamView:
+def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: bool) -> StreamView:
     shown = Period.of(wish.hours, wish.begin_ms, wish.end_ms, now_ms=clock.now_ms())
-    requests = Requests.begin(spec, wish, shown)
-    answer = _gather(requests.status, WITHIN_S)
+    requests = PendingReads.begin(spec, wish, shown)
+    answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     dags = _gather(requests.dags).value
-    found, around = history.value or History(), _around(one, dags)
+    found, around = history.value or TableHistory(), _related_state(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
     unreadable_parts = views.unreadable_parts({KAFKA: ends, "The table": history, "The run folder": runs})
     is_back = answer.value is not None and answer.value.rolled_back
     partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
-    line = build_line(spec.name, spec, reading_of(one, answer), around, now_ms=clock.now_ms())
+    line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
     return StreamView(
@@ -134,21 +145,22 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
         partitions_in_all=len(partitions),
         runs=list_runs(runs.value),
         dags=dags,
-        audited=_audited(name=spec.name),
-        log=_log(spec, _gather(requests.run).value),
+        audited=_last_audit(name=spec.name),
+        log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.route is not None or (answer.value is not None and answer.value.routed),
         routed=(
-            _routed(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
+            _routed_tables(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
             if requests.routed
             else None
         ),
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
         actions=possible_actions(
-            spec, build_standing(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
+            spec,
+            build_action_state(answer.value, history.value, is_read=history.at_ms is not None and not history.problem),
         ),
-        problems=without_repeats(unreadable_parts, answer.value),
+        problems=unreported_problems(unreadable_parts, answer.value),
         period=shown,
         points=points,
         rates=add_arrivals(mean_rates(points, recorded), points),
@@ -159,13 +171,13 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
     )
 
 
-def _routed(
+def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
     """Return the tables of the stream's route that match `search`: those in `found`, and those with a problem in
     `status`.
     """
-    names, specs = found or {}, [one.spec for one in declared().value or () if one.spec]
+    names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     amiss = {
         names.get(table) or template_table(spec, table, specs).name: said
         for table, said in (status.amiss if status else {}).items()
@@ -174,39 +186,39 @@ def _routed(
 
 
 def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
-    return answers().gather([pending], within_s=within_s)[0]
+    return answer_cache().gather([pending], within_s=within_s)[0]
 
 
-def _dags(spec: StreamSpec) -> tuple[str, ...]:
+def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
     """Return the ids of the stream's DAGs; its writer's DAG comes first."""
     writer = writer_dag_id(spec.application or spec.name)
     return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
 
-def _log(spec: StreamSpec, run_id: str | None) -> str | None:
+def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
     """Return the path in Airflow's UI of the log of the writer's task in this run."""
     if run_id is None:
         return None
-    task = f"{STREAM_TASK}{spec.name}" if spec.application else TASK_ID
-    return f"/dags/{quote(_dags(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
+    task = f"{STREAM_TASK_PREFIX}{spec.name}" if spec.application else TASK_ID
+    return f"/dags/{quote(_dag_ids(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
-def _measured() -> Measured | None:
-    return answers().one("Airflow", "alerts", standing_alerts, keep_s=KEEP_S, within_s=0.2).value
+def _last_measurement() -> Measurement | None:
+    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, within_s=0.2).value
 
 
-def _audited(name: str) -> str | None:
+def _last_audit(name: str) -> str | None:
     """Return a sentence about the stream's last audit. Return None if the last measurement does not have audits."""
-    audited = (_measured() or Measured()).audited
+    audited = (_last_measurement() or Measurement()).audited
     return None if audited is None else audited.get(name, "none yet")
 
 
-def _around(one: DeclaredStream, dags: Mapping[str, bool] | None) -> Around:
+def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
     """Return the state of the stream's table, alerts and DAGs."""
-    everything = declared().value or []
-    health_of_stream = views.arrange_health(_measured(), everything)
+    everything = cached_declarations().value or []
+    health_of_stream = views.arrange_health(_last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(one, None, dags)
-    (windows,) = answers().gather([views.ask_windows(specs, KEEP_S)], within_s=0.3)
+    (windows,) = answer_cache().gather([views.ask_windows(specs, CACHE_S)], within_s=0.3)
     return health_of_stream(one, windows, dags)

@@ -7,15 +7,15 @@ from functools import partial
 
 from frazil import clock
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id, partitions_dag_of
-from frazil.airflow.page.known import paused_dags, standing_alerts
+from frazil.airflow.page.airflow_database import read_last_measurement, read_pauses
 from frazil.airflow.page.views import (
-    KEEP_S,
-    KEEP_WINDOWS_S,
-    WITHIN_S,
-    Sees,
-    answers,
+    CACHE_S,
+    RESPONSE_TIMEOUT_S,
+    WINDOWS_CACHE_S,
+    SelectVisible,
+    answer_cache,
     ask_status,
-    declared,
+    cached_declarations,
     group_of,
     unreadable_parts,
     writer_dag_of,
@@ -25,56 +25,56 @@ from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintaine
 from frazil.operations.answers import Answer
 from frazil.operations.calendar import Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
-from frazil.operations.overview import StandingAlert
+from frazil.operations.overview import ActiveAlert
 from frazil.operations.table_view import TableView, route_problems, table_health
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import seen_by
+from frazil.spec.routed_stream import view_from_table
 from frazil.spec.units import format_duration
 
 
 def find_table(name: str) -> MaintainedTable | None:
     """Return a table that streams write to; None if no stream writes to it. A routed table may not exist yet."""
     try:
-        found = find_maintained([one.spec for one in declared().value or () if one.spec], name)
+        found = find_maintained([one.spec for one in cached_declarations().value or () if one.spec], name)
     except SpecError:
         return None
     return None if found.kind is TableKind.SIGNALS else found
 
 
-def views_of(table: MaintainedTable) -> tuple[StreamSpec, ...]:
+def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
     """Return a table's streams; empty for dead letters, and a template's tables without windows."""
-    return tuple(view for one in table.streams if (view := seen_by(one, table.identifier)) is not None)
+    return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
 
 
-def feeders_of(table: MaintainedTable, sees: Sees) -> set[str]:
+def find_visible_streams(table: MaintainedTable, sees: SelectVisible) -> set[str]:
     """Return the streams that write to a table and that the user may see."""
     names = {spec.name for spec in table.streams}
-    return set(sees({one.name: writer_dag_of(one) for one in declared().value or () if one.name in names}))
+    return set(sees({one.name: writer_dag_of(one) for one in cached_declarations().value or () if one.name in names}))
 
 
-def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | None:
+def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
     """Return the view of one table; None if the user may not see any stream that writes to the table."""
     found = find_table(name)
     if found is None:
         return None
-    shown = feeders_of(found, sees)
+    shown = find_visible_streams(found, sees)
     if not shown:
         return None
-    kept, group, specs = answers(), group_of(found.streams[0]), views_of(found)
+    kept, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
     key = tuple(one.fingerprint() for one in found.streams)
-    shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=KEEP_WINDOWS_S, first=True)
+    shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
-    windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=KEEP_WINDOWS_S) if calendar else None
+    windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
     routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
-    measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
-    known = partial(paused_dags, (windows_dag, MAINTENANCE_DAG))
-    dags = kept.ask("Airflow", ("dags", name), known, keep_s=KEEP_S)
-    (answer,) = kept.gather([shape], within_s=WITHIN_S)
+    known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
+    dags = kept.ask("Airflow", ("dags", name), known, keep_s=CACHE_S)
+    (answer,) = kept.gather([shape], within_s=RESPONSE_TIMEOUT_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
-    standing = _standing(found, alerts.value.alerts if alerts.value else ())
+    standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
     amiss = route_problems(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)
@@ -99,7 +99,7 @@ def table(name: str, sees: Sees, may_act: Callable[[str], bool]) -> TableView | 
     )
 
 
-def _standing(table: MaintainedTable, alerts: Sequence[StandingAlert]) -> tuple[StandingAlert, ...]:
+def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
     """Return the alerts about a table and its windows, and for a stream's own table also those about its dead
     letters.
     """

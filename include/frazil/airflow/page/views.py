@@ -11,44 +11,44 @@ from typing import Any
 
 from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
-from frazil.airflow.declared import DeclaredStream, declared_streams
+from frazil.airflow.declared_streams import DeclaredStream, declared_streams
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.airflow.page.known import Measured, paused_dags, standing_alerts
+from frazil.airflow.page.airflow_database import Measurement, read_last_measurement, read_pauses
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, Answers, PendingAnswer
+from frazil.operations.answers import Answer, AnswerCache, PendingAnswer
 from frazil.operations.fetch import (
     fetch_stream,
     fetch_windows,
 )
 from frazil.operations.overview import (
-    Around,
-    Need,
+    ActiveAlert,
+    OpenProblem,
     Overview,
-    StandingAlert,
+    RelatedState,
     StreamReading,
     Windows,
+    build_headline,
     build_line,
     combine_health,
     group_by_stream,
-    headline,
     sort_lines,
 )
-from frazil.operations.remembered import Remembered, load_statuses, save_statuses
+from frazil.operations.saved_overview import SavedStatus, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import keep_catalogs
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
-WITHIN_S = 1.3
+RESPONSE_TIMEOUT_S = 1.3
 """Maximum wait before the page gets a response, in seconds: slightly longer than `UNRESPONSIVE_AFTER_S`."""
-OVERVIEW_WITHIN_S, MORE_WITHIN_S = 0.4, 0.2
+FIRST_OVERVIEW_TIMEOUT_S, OVERVIEW_TIMEOUT_S = 0.4, 0.2
 """Maximum wait of the overview in seconds: if no stream's state is known yet, and otherwise. Both are short: the page
 refreshes soon, and one stream that hangs must not delay the others.
 """
 SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 """Seconds between two saves of the overview, and a time that is longer than any process runs."""
-KEEP_S, KEEP_DECLARED_S, KEEP_WINDOWS_S = 8.0, 8.0, 30.0
+CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
 """Seconds for which answers are cached: most answers, declarations, and windows."""
 MAX_FETCHES_PER_S = 5
 """Maximum number of streams refreshed per second, which limits the load of an open page on the API server."""
@@ -56,17 +56,17 @@ MAX_FINGERPRINTS = 5_000
 """Maximum number of declarations whose fingerprints are kept."""
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Age of the last health measurement above which the overview warns that no alert can fire."""
-PAUSED = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
+SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
 """DAGs that serve all streams, each with what is not done while the DAG is paused."""
 
-Sees = Callable[[Mapping[str, str]], Collection[str]]
+SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
 
 
 @cache
-def answers() -> Answers:
+def answer_cache() -> AnswerCache:
     """Return the cache of this API server process."""
-    return Answers(around=keep_catalogs)
+    return AnswerCache(around=keep_catalogs)
 
 
 def streams_folder() -> Path:
@@ -74,34 +74,36 @@ def streams_folder() -> Path:
     return Path(os.environ.get("FRAZIL_STREAMS") or Path("include") / "streams").absolute()
 
 
-def declared() -> Answer[list[DeclaredStream]]:
+def cached_declarations() -> Answer[list[DeclaredStream]]:
     """Return every declared stream, from the cache."""
     fetch = partial(declared_streams, streams_folder())
-    return answers().one("declarations", "declarations", fetch, keep_s=KEEP_DECLARED_S, within_s=WITHIN_S)
+    return answer_cache().fetch_one(
+        "declarations", "declarations", fetch, keep_s=DECLARED_CACHE_S, within_s=RESPONSE_TIMEOUT_S
+    )
 
 
-def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
+def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
     """Return the overview, with a line for each stream that the user may see.
 
     `airflow` has a sentence for each Airflow component without a recent heartbeat.
     """
-    found = declared()
+    found = cached_declarations()
     everything = found.value or []
     may = set(sees({one.name: writer_dag_of(one) for one in everything}))
     shown = [one for one in everything if one.name in may]
-    kept, keep_s = answers(), max(KEEP_S, len(shown) / MAX_FETCHES_PER_S)
-    measured = kept.ask("Airflow", "alerts", standing_alerts, keep_s=KEEP_S)
+    kept, keep_s = answer_cache(), max(CACHE_S, len(shown) / MAX_FETCHES_PER_S)
+    measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     writers = sorted({writer_dag_of(one) for one in everything})
-    known_by = [*writers, *PAUSED]
-    dags = kept.ask("Airflow", ("dags of all", *known_by), partial(paused_dags, known_by), keep_s=KEEP_S)
-    _recall(everything)
+    known_by = [*writers, *SHARED_DAGS]
+    dags = kept.ask("Airflow", ("dags of all", *known_by), partial(read_pauses, known_by), keep_s=CACHE_S)
+    _load_saved_overview(everything)
     statuses = {one.name: ask_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
     feeds = streams_by_table(everything)
     windows = {table: ask_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
     known_now = any(answer.at_ms for answer in kept.gather(statuses.values(), within_s=0))
-    within_s = MORE_WITHIN_S if known_now else OVERVIEW_WITHIN_S
+    within_s = OVERVIEW_TIMEOUT_S if known_now else FIRST_OVERVIEW_TIMEOUT_S
     answered = dict(zip(statuses, kept.gather(statuses.values(), within_s=within_s), strict=True))
-    _save(shown, answered)
+    _save_overview(shown, answered)
     known = dict(zip(windows, kept.gather(windows.values(), within_s=0), strict=True))
     (alerts,), (paused,) = kept.gather([measured], within_s=0.2), kept.gather([dags], within_s=0.1)
     health_of_stream = arrange_health(alerts.value, everything)
@@ -110,21 +112,21 @@ def overview(sees: Sees, *, airflow: tuple[str, ...] = ()) -> Overview:
     for one in shown:
         complete = known.get(table_key(one.spec)) if one.spec else None
         around = health_of_stream(one, complete, paused.value)
-        lines.append(build_line(one.name, one.spec, reading_of(one, answered.get(one.name)), around, now_ms=now_ms))
+        lines.append(build_line(one.name, one.spec, build_reading(one, answered.get(one.name)), around, now_ms=now_ms))
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
-    needs = health_of_stream.about_none if len(shown) == len(everything) else ()
-    needs += without_alerts(alerts.value, now_ms=now_ms) if shown else ()
-    said = headline(lines, airflow=airflow)
+    needs = health_of_stream.shared_problems if len(shown) == len(everything) else ()
+    needs += find_measurement_problem(alerts.value, now_ms=now_ms) if shown else ()
+    said = build_headline(lines, airflow=airflow)
     return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
 
 
-def _recall(streams: Iterable[DeclaredStream]) -> None:
+def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
     """Load the last overview of an earlier process, once in this process."""
-    kept, file = answers(), _remembered_file()
+    kept, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
-    found = kept.one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=MORE_WITHIN_S)
+    found = kept.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=OVERVIEW_TIMEOUT_S)
     if not found.value:
         return
     specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
@@ -133,16 +135,16 @@ def _recall(streams: Iterable[DeclaredStream]) -> None:
             kept.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
 
 
-def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
+def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
     """Save the overview, in another thread, for the next API server process."""
     known = [
-        Remembered(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
+        SavedStatus(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
         for one in streams
         if one.spec and (answer := answered[one.name]).value is not None and answer.at_ms is not None
     ]
     if known:
-        file = _remembered_file()
-        answers().ask(
+        file = _overview_file()
+        answer_cache().ask(
             "this host",
             ("saved", file),
             partial(save_statuses, file, known, now_ms=clock.now_ms()),
@@ -150,7 +152,7 @@ def _save(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[Strea
         )
 
 
-def _remembered_file() -> Path:
+def _overview_file() -> Path:
     return home() / "page" / "overview.json"
 
 
@@ -163,7 +165,7 @@ def writer_dag_of(one: DeclaredStream) -> str:
 class HealthByStream:
     """The last measurement of `frazil_health`, arranged by stream."""
 
-    standing: Mapping[str, Sequence[StandingAlert]]
+    standing: Mapping[str, Sequence[ActiveAlert]]
     """Active alerts by stream. Alerts that do not belong to one stream are under the empty name."""
     tables: Mapping[str, Collection[str]]
     """The tables that each stream writes."""
@@ -175,7 +177,7 @@ class HealthByStream:
 
     def __call__(
         self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
-    ) -> Around:
+    ) -> RelatedState:
         """Return the related state of a stream: its table, alerts and DAGs. `dags` maps the DAGs to whether they are
         paused.
         """
@@ -185,15 +187,15 @@ class HealthByStream:
         alerts = self.standing.get(one.name, ())
         health = combine_health(self.tables.get(one.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
-        return Around(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
+        return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
 
     @property
-    def about_none(self) -> tuple[Need, ...]:
+    def shared_problems(self) -> tuple[OpenProblem, ...]:
         """Problems from alerts that do not belong to one stream."""
-        return tuple(Need(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
+        return tuple(OpenProblem(alert.sentence, alert.runbook) for alert in self.standing.get("", ()))
 
 
-def arrange_health(measured: Measured | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
+def arrange_health(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
     """Arrange the last measurement by the streams that write to each table."""
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
@@ -206,7 +208,7 @@ def arrange_health(measured: Measured | None, streams: Iterable[DeclaredStream])
             names.setdefault(spec.name, {})[table.identifier] = table.name
             for name in {table.name, table.identifier}:  # windows are cared for by identifier
                 writers.setdefault(name, []).append(spec.name)
-    measured = measured or Measured()
+    measured = measured or Measurement()
     return HealthByStream(group_by_stream(measured.alerts, writers), written, measured.due, names)
 
 
@@ -217,16 +219,16 @@ def unreadable_parts(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
 
 def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:
     if answer.silent_since_ms is not None:
-        return f"{name} has not responded since {utc(answer.silent_since_ms)}"
+        return f"{name} has not responded since {format_utc(answer.silent_since_ms)}"
     if answer.problem is None or answer.outdated:
         return answer.problem
     return f"{name} cannot be read: {answer.problem}"
 
 
-def ask_status(spec: StreamSpec, *, keep_s: float = KEEP_S, first: bool = False) -> PendingAnswer[StreamState]:
+def ask_status(spec: StreamSpec, *, keep_s: float = CACHE_S, first: bool = False) -> PendingAnswer[StreamState]:
     """Request the state of a stream."""
     fetch = partial(fetch_stream, spec)
-    return answers().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
+    return answer_cache().ask(group_of(spec), status_key(spec), fetch, keep_s=keep_s, first=first)
 
 
 def status_key(spec: StreamSpec) -> tuple[str, str, str]:
@@ -268,7 +270,7 @@ def ask_windows(specs: Sequence[StreamSpec], keep_s: float) -> PendingAnswer[Win
     """
     key = ("windows", *map(fingerprint_of, specs))
     fetch = partial(fetch_windows, specs)
-    return answers().ask(group_of(specs[0]), key, fetch, keep_s=max(KEEP_WINDOWS_S, keep_s))
+    return answer_cache().ask(group_of(specs[0]), key, fetch, keep_s=max(WINDOWS_CACHE_S, keep_s))
 
 
 def group_of(spec: StreamSpec) -> str:
@@ -276,7 +278,7 @@ def group_of(spec: StreamSpec) -> str:
     return f"catalog {spec.table.catalog or 'default'}"
 
 
-def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
+def build_reading(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
     """Combine the cached answer for a stream with the errors of its declaration."""
     wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
     file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
@@ -288,20 +290,20 @@ def reading_of(one: DeclaredStream, answer: Answer[StreamState] | None) -> Strea
     return replace(reading, silent_since_ms=answer.silent_since_ms, problem=answer.problem)
 
 
-def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measured], dags: Mapping[str, bool]) -> Iterator[str]:
+def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dags: Mapping[str, bool]) -> Iterator[str]:
     """Yield sentences that concern all streams. `dags` maps each DAG to whether it is paused."""
     if found.problem:
         yield f"Cannot read the declarations in {streams_folder()}: {found.problem}"
     elif not found.value and not found.pending:
         yield f"No stream is declared in {streams_folder()}: declare one, or set FRAZIL_STREAMS for the API server"
-    for dag_id, undone in PAUSED.items() if found.value else ():
+    for dag_id, undone in SHARED_DAGS.items() if found.value else ():
         if dags.get(dag_id):
             yield f"The DAG {dag_id} is paused in Airflow: {undone} until you unpause it"
     if alerts.problem:
         yield f"Cannot read the alerts from Airflow: {alerts.problem}"
 
 
-def without_alerts(measured: Measured | None, *, now_ms: int) -> tuple[Need, ...]:
+def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
     """Return a problem if nothing has measured the streams recently, because then no alert can fire.
 
     Empty as long as that is unknown.
@@ -309,7 +311,9 @@ def without_alerts(measured: Measured | None, *, now_ms: int) -> tuple[Need, ...
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
     why = (
-        "nothing has been measured yet" if measured.at_ms is None else f"the last measurement was {utc(measured.at_ms)}"
+        "nothing has been measured yet"
+        if measured.at_ms is None
+        else f"the last measurement was {format_utc(measured.at_ms)}"
     )
     sentence = f"No alert can fire: {why}. Unpause the DAG {HEALTH_DAG}, or check why it does not run"
-    return (Need(sentence, dag=HEALTH_DAG),)
+    return (OpenProblem(sentence, dag=HEALTH_DAG),)

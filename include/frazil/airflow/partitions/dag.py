@@ -23,18 +23,18 @@ from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dag_ids import partitions_dag_of
 from frazil.airflow.dag_profile import OnFailure, dag_profile
-from frazil.airflow.declared import all_streams, streams_feeding
+from frazil.airflow.declared_streams import all_streams, streams_feeding
 from frazil.airflow.partitions.wait import CompletionOperator
 from frazil.airflow.task import task
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import VALUE
-from frazil.spec.routed_stream import with_windows
+from frazil.spec.routed_stream import list_windowed_views
 
 log = logging.getLogger(__name__)
 
-EVERY = timedelta(minutes=1)
+DEFAULT_INTERVAL = timedelta(minutes=1)
 RETRIES, RETRY_DELAY = 3, timedelta(minutes=1)
 RELEASE_DAG = "frazil_release"
 MAX_LISTED = 5
@@ -45,7 +45,7 @@ def partition_dags(
     streams: str | Path,
     *,
     expectations: str | Path | None = None,
-    every: timedelta = EVERY,
+    every: timedelta = DEFAULT_INTERVAL,
     on_failure: OnFailure | None = None,
 ) -> dict[str, DAG]:
     """Return the partition DAGs by DAG id: one for each table whose windows complete, and one to release held windows.
@@ -63,7 +63,7 @@ def partition_dags(
     for stream in all_streams(folder):
         if stream.spec is None:
             continue
-        for spec in with_windows(stream.spec):
+        for spec in list_windowed_views(stream.spec):
             if stream.spec.window is not None:
                 tables.setdefault(spec.table.identifier, []).append(spec)
             if not stream.removed:
@@ -71,11 +71,11 @@ def partition_dags(
     dags = {}
     for table, specs in tables.items():
         poll_interval = every if table in fed else None
-        dags[partitions_dag_of(specs[0])] = _dag(table, specs, (folder, suites), poll_interval, on_failure)
+        dags[partitions_dag_of(specs[0])] = _partition_dag(table, specs, (folder, suites), poll_interval, on_failure)
     return {**dags, RELEASE_DAG: _release_dag(sorted(tables), folder, on_failure)} if tables else {}
 
 
-def _dag(
+def _partition_dag(
     table: str,
     specs: list[StreamSpec],
     folders: tuple[Path, Path | None],
@@ -108,7 +108,7 @@ def _dag(
             table=table,
             streams=folders[0],
             expectations=folders[1],
-            poll_seconds=(every or EVERY).total_seconds(),
+            poll_seconds=(every or DEFAULT_INTERVAL).total_seconds(),
             inlets=list(assets.values()),
             # Without retries, a run that fails immediately would be followed immediately by the next run.
             retries=RETRIES,
@@ -132,7 +132,7 @@ def held(table: str, streams: str) -> None:
     """Fail if a quality gate holds windows. The log has a line for each of them."""
     from frazil.airflow.partitions import tasks as windows
 
-    found = windows.held(table, Path(streams), get_current_context())
+    found = windows.take_held_signals(table, Path(streams), get_current_context())
     if not found:  # all were released meanwhile
         return
     for one in found:
@@ -177,7 +177,7 @@ def release(streams: str) -> None:
     """Release the window in the form, on behalf of the user who triggered the run."""
     from frazil.partitions.windows import Window
     from frazil.signals import completion
-    from frazil.table.lost import stream_catalog
+    from frazil.table.lost import open_stream_catalog
 
     context = get_current_context()
     form, user = context["params"], context["dag_run"].triggering_user_name or "Airflow"
@@ -189,7 +189,7 @@ def release(streams: str) -> None:
         raise AirflowFailException(f"reason: {problem}")
     spec = streams_feeding(Path(streams), form["table"])[0]
     note = f"released by {user}: {form['reason']}"
-    completion.release_window(stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
+    completion.release_window(open_stream_catalog(spec), spec, window, note=note, clock_ms=clock.now_ms())
 
 
 def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
@@ -200,12 +200,12 @@ def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     one = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
-A window (one {specs[0].window} of event time) is complete when each stream of the table has passed the window's end by its lateness
-({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
+A window (one {specs[0].window} of event time) is complete when each stream of the table has passed its end by its
+lateness ({lateness}). Then the asset `{partition_asset(table).name}` gets one event with the window's key, such as
 `{key}`. The asset `{reopened_asset(table).name}` gets one each time
 that late rows reopen it. The events' extra says, by key: revision, rows, dead letters, late rows, watermark, snapshot.
 
-{_gate(table, suites)}
+{_gate_sentence(table, suites)}
 
 - `frazil partitions {one}`: the last complete window, and what the next window waits for.
 - `frazil partitions {one} --send-again 2013-01-01`: sends events again, for consumers that were paused.
@@ -213,7 +213,7 @@ that late rows reopen it. The events' extra says, by key: revision, rows, dead l
 """
 
 
-def _gate(table: str, suites: Path | None) -> str:
+def _gate_sentence(table: str, suites: Path | None) -> str:
     """Return a sentence that says which gate the table's windows have.
 
     A suite with a misspelt name gates no window, and only this sentence shows it.

@@ -12,7 +12,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import shape
+from frazil.airflow.writers.log_lines import strip_numbers
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
@@ -27,7 +27,7 @@ task that is deferred for weeks. The task itself shows newer information (`frazi
 MAX_SHAPES = 30
 """Maximum number of shapes (lines without their numbers) that are logged within MIN_LOG_INTERVAL_S."""
 
-FAILED = "the check failed and will be retried"
+FAILED_PREFIX = "the check failed and will be retried"
 """The beginning of each sentence about a failed poll."""
 
 Payload = dict[str, Any]
@@ -75,14 +75,16 @@ class PollingTrigger(BaseTrigger):
             if event is not None:
                 yield TriggerEvent(event)  # type: ignore[no-untyped-call]
                 return
-            fails = sentence.startswith(FAILED)
+            fails = sentence.startswith(FAILED_PREFIX)
             shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
-            is_news = (fails or logged.startswith(FAILED)) and shape(sentence) != shape(logged)
+            is_news = (fails or logged.startswith(FAILED_PREFIX)) and strip_numbers(sentence) != strip_numbers(logged)
             now_s = time.monotonic()
             logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < MIN_LOG_INTERVAL_S}
-            if is_news or (sentence != logged and shape(sentence) not in logged_s and len(logged_s) < MAX_SHAPES):
+            if is_news or (
+                sentence != logged and strip_numbers(sentence) not in logged_s and len(logged_s) < MAX_SHAPES
+            ):
                 self.log.info("%s", sentence)
-                logged, logged_s[shape(sentence)] = sentence, now_s
+                logged, logged_s[strip_numbers(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
         """Call `poll`, and convert its errors.
@@ -94,6 +96,6 @@ class PollingTrigger(BaseTrigger):
         except FrazilError as error:
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""
-            return None, f"{FAILED}: {error}"
+            return None, f"{FAILED_PREFIX}: {error}"
         except Exception as error:  # anything that a catalog, a storage or a network raises
-            return None, f"{FAILED}: {error!r}"
+            return None, f"{FAILED_PREFIX}: {error!r}"

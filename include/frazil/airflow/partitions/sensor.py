@@ -70,14 +70,14 @@ class PartitionTrigger(PollingTrigger):
 
         Otherwise return None and a sentence that says why the window is not complete.
         """
-        from frazil.airflow.declared import streams_feeding
-        from frazil.airflow.partitions.tasks import facts  # loads PyIceberg
-        from frazil.signals.completion import window_status
+        from frazil.airflow.declared_streams import streams_feeding
+        from frazil.airflow.partitions.tasks import window_facts  # loads PyIceberg
+        from frazil.signals.completion import load_window_status
 
         table, partition, streams = (self.arguments[key] for key in ("table", "partition", "streams"))
-        found = window_status(streams_feeding(Path(streams), table), partition)
+        found = load_window_status(streams_feeding(Path(streams), table), partition)
         if found.never:
             return {"problem": found.waits_for}, ""
         if found.signals:
-            return {"problem": None, "windows": {s.partition: facts(s) for s in found.signals}}, ""
+            return {"problem": None, "windows": {s.partition: window_facts(s) for s in found.signals}}, ""
         return None, f"{table} {partition}: {found.waits_for}"

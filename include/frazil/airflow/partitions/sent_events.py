@@ -17,7 +17,14 @@ from airflow.sdk import Asset, TaskInstanceState
 from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
-from frazil.airflow.untrusted import SentSignals, Store, parse_signals, read_sent_signals, stored_mapping, stored_number
+from frazil.airflow.untrusted_values import (
+    SentSignals,
+    Store,
+    parse_signals,
+    read_sent_signals,
+    stored_mapping,
+    stored_number,
+)
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import TableSignals
 
@@ -26,9 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SENT_TO = "frazil.sent-to"
+SENT_TO_KEY = "frazil.sent-to"
 """The key of a signal's number in the asset's store. Airflow has the events of all signals up to this number."""
-SENDING = "frazil.sending"
+SENDING_KEY = "frazil.sending"
 """The key of a record in the same store. It has the signals that the last sending task sends if it succeeds. It also
 has the signals after SENT_TO_KEY's number that were sent before.
 """
@@ -48,27 +55,27 @@ class UnsentSignals:
     """Signals after SENT_TO_KEY's number that the asset has received."""
 
 
-def begin_with_current(signals: TableSignals, asset: Asset, context: Context) -> None:
+def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
     """Mark all current signals of a table as sent, if Airflow's store of the asset has no entry for the table yet.
 
     Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
     with the first event that Airflow has.
     """
     store: Store = context["asset_state_store"][asset]
-    if store.get(SENT_TO) is None:
-        store.set(SENT_TO, signals.number)
-    elif stored_number(store, SENT_TO, limit=signals.number) is None:
+    if store.get(SENT_TO_KEY) is None:
+        store.set(SENT_TO_KEY, signals.number)
+    elif stored_number(store, SENT_TO_KEY, limit=signals.number) is None:
         published = [number for _, number in _list_sent_signals(asset, context, since=None) if number <= signals.number]
-        store.set(SENT_TO, min(published) - 1 if published else signals.number)
+        store.set(SENT_TO_KEY, min(published) - 1 if published else signals.number)
 
 
-def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
+def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
     """Return the signals that an asset has not received. If it has received all, the next check begins after them.
 
     Raises AirflowException if it is currently unknown which signals the asset has received.
     """
     store: Store = context["asset_state_store"][asset]
-    new = signals.after(stored_number(store, SENT_TO) or 0)
+    new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
         return UnsentSignals()
     since = datetime.fromtimestamp(min(s.signalled_at_ms for s in new) / 1000, UTC) - MAX_CLOCK_DIFFERENCE
@@ -76,7 +83,7 @@ def unsent(signals: TableSignals, asset: Asset, context: Context) -> UnsentSigna
     numbered = {(signals.event_key(s), s.number): s for s in new}
     missing = signals_to_send(numbered, sent, reopened=asset == reopened_asset(signals.table))
     if not missing:
-        store.set(SENT_TO, signals.number)
+        store.set(SENT_TO_KEY, signals.number)
     return UnsentSignals(missing, sent & numbered.keys())
 
 
@@ -88,7 +95,7 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
         "publishing": [[key, s.number] for key, s in sending.items()],
         "published": sorted(map(list, sent)),
     }
-    context["asset_state_store"][asset].set(SENDING, record)
+    context["asset_state_store"][asset].set(SENDING_KEY, record)
 
 
 def signals_to_send(
@@ -122,7 +129,7 @@ def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None
 
 
 def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
-    record = stored_mapping(context["asset_state_store"][asset], SENDING)
+    record = stored_mapping(context["asset_state_store"][asset], SENDING_KEY)
     published, publishing = parse_signals(record.get("published")), parse_signals(record.get("publishing"))
     run_id, task_id = str(record.get("run_id")), str(record.get("task_id"))
     states = context["ti"].get_task_states(dag_id=context["ti"].dag_id, task_ids=[task_id], run_ids=[run_id])

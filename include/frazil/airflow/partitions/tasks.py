@@ -22,31 +22,31 @@ from frazil import clock
 from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.dag_ids import partitions_dag_id
 from frazil.airflow.data_docs.address import docs_folder, docs_url
-from frazil.airflow.declared import streams_feeding
-from frazil.airflow.gauges import report_windows
-from frazil.airflow.partitions.sent_events import begin_with_current, record_sending, unsent
+from frazil.airflow.declared_streams import streams_feeding
+from frazil.airflow.gauges import export_windows
+from frazil.airflow.partitions.sent_events import find_unsent_signals, mark_current_as_sent, record_sending
 from frazil.airflow.spark import SPARK_CONNECTION
-from frazil.airflow.untrusted import Store, extra_text, stored_number
+from frazil.airflow.untrusted_values import Store, extra_text, stored_number
 from frazil.errors import SpecError
 from frazil.partitions.completeness import MAX_WINDOWS, format_time
 from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
 from frazil.quality.suite import read_suite
-from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess, assess_group, signal_windows
+from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess_group, assess_table, signal_windows
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_group
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import stream_catalog
+from frazil.table.lost import open_stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 log = logging.getLogger(__name__)
 
-PUBLISHED_TO = "frazil.published-to"
+HELD_REPORTED_TO_KEY = "frazil.published-to"
 """The key, in Airflow's store of the first asset, of a signal's number. Held windows of signals up to this number have
 been reported.
 """
@@ -58,27 +58,27 @@ rest.
 """
 MAX_GROUP_WINDOWS = 2_000
 """Maximum number of windows of a template's tables that one run signals. The next run continues."""
-GATED = "gated"
+GATED_KEY = "gated"
 """The store's key for whether the table's suite had expectations when it was last read."""
 GATE_TIMEOUT_S = 300.0
 """Timeout for the quality gate of one window; a window of 1 M rows takes less than a minute."""
 
 
-def begin(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
+def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
     """Return the number of the table's last signal, and the ids of the tasks that have work to do.
 
     For a table that is new to Airflow, all current signals are first marked as sent.
     """
-    signals = _signals(table, streams)
-    for asset in _assets(table).values():
-        begin_with_current(signals, asset, context)
+    signals = _load_signals(table, streams)
+    for asset in _assets_of(table).values():
+        mark_current_as_sent(signals, asset, context)
     store = context["asset_state_store"][partition_asset(table)]
-    if stored_number(store, PUBLISHED_TO, limit=signals.number) is None:
-        store.set(PUBLISHED_TO, signals.number if store.get(PUBLISHED_TO) is None else 0)
+    if stored_number(store, HELD_REPORTED_TO_KEY, limit=signals.number) is None:
+        store.set(HELD_REPORTED_TO_KEY, signals.number if store.get(HELD_REPORTED_TO_KEY) is None else 0)
     return signals.number, _tasks_with_work(signals, context)
 
 
-def ready(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
+def check_completeness(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
     """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
 
     Reads only metadata. Without `reopened`, late rows are not searched in the tables of a template. Raises the errors
@@ -104,7 +104,7 @@ def _assess(
     if is_group(specs[0]):
         limit = MAX_GROUP_WINDOWS if limit == MAX_WINDOWS else limit
         return assess_group(catalog, specs[0], limit=limit, reopened=reopened)
-    seen = assess(catalog, specs, limit=limit)
+    seen = assess_table(catalog, specs, limit=limit)
     return [] if seen is None else [seen]
 
 
@@ -116,8 +116,8 @@ def signal_complete_windows(
     Raises the errors of `find_gate`, `assess` and `signal_windows`.
     """
     specs = streams_feeding(streams, table)
-    catalog = stream_catalog(specs[0])
-    gates = find_gates(expectations, table, context["asset_state_store"][partition_asset(table)])
+    catalog = open_stream_catalog(specs[0])
+    gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
@@ -126,31 +126,31 @@ def signal_complete_windows(
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)
     signals = TableSignals.load(catalog, table)
     for member in signals.members():
-        report_windows(member.table, member.cursor)
+        export_windows(member.table, member.cursor)
     return _tasks_with_work(signals, context) if seen else []
 
 
 def send(table: str, streams: Path, name: str, context: Context) -> None:
     """Send missing events. Raises AirflowSkipException if no event is missing, because success would send an event."""
-    asset = _assets(table)[name]
-    left = unsent(_signals(table, streams), asset, context)
+    asset = _assets_of(table)[name]
+    left = find_unsent_signals(_load_signals(table, streams), asset, context)
     sending = dict(list(left.missing.items())[:MAX_EVENTS])
     if not sending:
         raise AirflowSkipException(f"Airflow already has every event of the asset {asset.name}")
     outlet = context["outlet_events"][asset]
     outlet.add_partitions(list(sending))
-    outlet.extra = {key: facts(s) for key, s in sending.items()}
+    outlet.extra = {key: window_facts(s) for key, s in sending.items()}
     record_sending(sending, left.sent, asset, context)
 
 
-def held(table: str, streams: Path, context: Context) -> list[Signal]:
+def take_held_signals(table: str, streams: Path, context: Context) -> list[Signal]:
     """Return the signals of a table's held windows, which the caller reports. Also store that they were reported."""
-    signals = _signals(table, streams)
-    context["asset_state_store"][partition_asset(table)].set(PUBLISHED_TO, signals.number)
+    signals = _load_signals(table, streams)
+    context["asset_state_store"][partition_asset(table)].set(HELD_REPORTED_TO_KEY, signals.number)
     return signals.held()
 
 
-def facts(s: Signal) -> dict[str, Any]:
+def window_facts(s: Signal) -> dict[str, Any]:
     """Return the facts about a signalled window. An event's extra has them under the window's partition key."""
     return {
         "revision": s.revision,
@@ -165,18 +165,24 @@ def facts(s: Signal) -> dict[str, Any]:
     }
 
 
-def _signals(table: str, streams: Path) -> TableSignals:
-    return TableSignals.load(stream_catalog(streams_feeding(streams, table)[0]), table)
+def _load_signals(table: str, streams: Path) -> TableSignals:
+    return TableSignals.load(open_stream_catalog(streams_feeding(streams, table)[0]), table)
 
 
-def _assets(table: str) -> dict[str, Asset]:
+def _assets_of(table: str) -> dict[str, Asset]:
     return {"complete": partition_asset(table), "reopened": reopened_asset(table)}
 
 
 def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
     """Return the ids of the tasks that have something to send or to report, including work that earlier runs left."""
-    missing = [name for name, asset in _assets(signals.table).items() if unsent(signals, asset, context).missing]
-    published_to = stored_number(context["asset_state_store"][partition_asset(signals.table)], PUBLISHED_TO) or 0
+    missing = [
+        name
+        for name, asset in _assets_of(signals.table).items()
+        if find_unsent_signals(signals, asset, context).missing
+    ]
+    published_to = (
+        stored_number(context["asset_state_store"][partition_asset(signals.table)], HELD_REPORTED_TO_KEY) or 0
+    )
     unpublished = any(not s.sent for s in signals.after(published_to))
     return [*missing, *(["held"] if unpublished else [])]
 
@@ -189,7 +195,7 @@ def _describe(s: Signal) -> str:
     )
 
 
-def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+def find_gate(expectations: Path | None, table: str, store: Store) -> RunGates | None:
     """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
 
     `store` keeps whether the table had a suite with expectations. Raises SpecError if that suite is gone, because
@@ -197,10 +203,10 @@ def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates 
     """
     suite = find_suite(expectations, table) if expectations else None
     if suite is not None:
-        if store.get(GATED) != (gated := bool(read_suite(suite).content["expectations"])):
-            store.set(GATED, gated)
-        return partial(_evaluate, suite)
-    if expectations is not None and store.get(GATED) is True:
+        if store.get(GATED_KEY) != (gated := bool(read_suite(suite).content["expectations"])):
+            store.set(GATED_KEY, gated)
+        return partial(_run_gate, suite)
+    if expectations is not None and store.get(GATED_KEY) is True:
         raise SpecError(
             f"the quality gate of {table}, {expectations / f'{table}.json'}, is missing, so no window is signalled. "
             'Restore the file. To remove the gate, restore it with `"expectations": []`, and delete it after a run '
@@ -209,7 +215,7 @@ def find_gates(expectations: Path | None, table: str, store: Store) -> RunGates 
     return None
 
 
-def _evaluate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
+def _run_gate(suite: Path, seen: Assessment, windows: Sequence[Window]) -> Mapping[Window, GateOutcome]:
     """Run the suite on windows. Return the outcome of each window; empty if the table has no snapshot."""
     head = head_of(seen.table.metadata)
     if head is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
-from frazil.airflow.declared import has_no_stream
+from frazil.airflow.declared_streams import has_no_stream
 from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
 
 if TYPE_CHECKING:
@@ -45,24 +45,24 @@ class CompletionOperator(BaseBranchOperator):
 
         if has_no_stream(Path(self.streams), self.table):
             raise AirflowSkipException(_removal_message(self.table))
-        number, following = windows.begin(self.table, Path(self.streams), context)
+        number, following = windows.find_work(self.table, Path(self.streams), context)
         if following:
             return self.do_branch(context, following)
-        ready, sentence = windows.ready(self.table, Path(self.streams), after=number)
+        ready, sentence = windows.check_completeness(self.table, Path(self.streams), after=number)
         if not ready:
             self.log.info("%s: %s", self.table, sentence)
             arguments = {"table": self.table, "streams": self.streams, "number": number}
             trigger = CompletionTrigger(**arguments, poll_seconds=self.poll_seconds)
             self.defer(trigger=trigger, method_name="execute_complete")
-        return self._signal_and_follow(context)
+        return self._signal_and_branch(context)
 
     def execute_complete(self, context: Context, event: Payload) -> Any:
         """Signal windows, and branch. Raises AirflowException if the table cannot be read; the task is then retried."""
         if event["problem"]:
             raise AirflowException(f"cannot read {self.table}: {event['problem']}")
-        return self._signal_and_follow(context)
+        return self._signal_and_branch(context)
 
-    def _signal_and_follow(self, context: Context) -> Any:
+    def _signal_and_branch(self, context: Context) -> Any:
         from frazil.airflow.partitions import tasks as windows
 
         suites = Path(self.expectations) if self.expectations else None
@@ -93,7 +93,7 @@ class CompletionTrigger(PollingTrigger):
             return {"removed": _removal_message(table)}, ""
         now_s = time.monotonic()
         search = now_s - (self._searched_s or now_s) >= LATE_ROWS_INTERVAL_S
-        ready, sentence = windows.ready(table, Path(streams), after=number, reopened=search)
+        ready, sentence = windows.check_completeness(table, Path(streams), after=number, reopened=search)
         if search or self._searched_s is None:
             self._searched_s = now_s
         return ({"problem": None} if ready else None), f"{table}: {sentence}"

@@ -14,10 +14,10 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from frazil.airflow.dag_ids import STREAM_TASK, writer_dag_id
+from frazil.airflow.dag_ids import STREAM_TASK_PREFIX, writer_dag_id
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
-from frazil.airflow.declared import DeclaredStream, all_streams
-from frazil.airflow.writers.hosted import HostedStreamOperator
+from frazil.airflow.declared_streams import DeclaredStream, all_streams
+from frazil.airflow.writers.hosted_operator import HostedStreamOperator
 from frazil.airflow.writers.operator import WriterOperator
 from frazil.spark_apps import WRITE_APPLICATION, WRITE_STREAM
 from frazil.spec.model import StreamSpec
@@ -50,7 +50,7 @@ def writer_dags(
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
         serves their queue; by default Airflow's default queue.
     """
-    own, shared = _applications(all_streams(Path(streams)))
+    own, shared = _group_by_application(all_streams(Path(streams)))
 
     def find_queue(name: str) -> str | None:
         return queue if isinstance(queue, str) or queue is None else queue.get(name)
@@ -61,7 +61,9 @@ def writer_dags(
     return {dag.dag_id: dag for dag in dags}
 
 
-def _applications(found: Iterable[DeclaredStream]) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
+def _group_by_application(
+    found: Iterable[DeclaredStream],
+) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
     """Return the streams with their own application, and the other streams by the application that they share."""
     own, shared = [], defaultdict(list)
     for one in found:
@@ -101,7 +103,11 @@ def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
         )
         for one in present:
             HostedStreamOperator(
-                task_id=f"{STREAM_TASK}{one.name}", stream=one.name, application=name, doc_md=_doc_md(one), **common
+                task_id=f"{STREAM_TASK_PREFIX}{one.name}",
+                stream=one.name,
+                application=name,
+                doc_md=_doc_md(one),
+                **common,
             )
     return dag
 
@@ -176,7 +182,7 @@ def _summary(found: DeclaredStream) -> str:
         return f"The declaration of {found.name} cannot be read"
     if found.spec.description:
         return found.spec.description
-    return f"Kafka {found.spec.source.topics_in_words} into Iceberg {found.spec.table.identifier}"
+    return f"Kafka {found.spec.source.topics_text} into Iceberg {found.spec.table.identifier}"
 
 
 def _doc_md(found: DeclaredStream) -> str:
@@ -200,7 +206,7 @@ def _doc_md(found: DeclaredStream) -> str:
 
 def _facts(spec: StreamSpec) -> dict[str, str]:
     return {
-        "topics": spec.source.topics_in_words,
+        "topics": spec.source.topics_text,
         "table": spec.table.identifier,
         "event time": spec.event_time.column,
         "partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

@@ -15,9 +15,9 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import shape
-from frazil.airflow.writers.task_actions import BY, TaskAction
-from frazil.airflow.writers.trigger import UserActionTrigger, in_thread
+from frazil.airflow.writers.log_lines import strip_numbers
+from frazil.airflow.writers.task_actions import CHANGED_BY, TaskAction
+from frazil.airflow.writers.trigger import UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import describe_progress
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from frazil.status.state import StreamState
     from frazil.supervise.desired import DesiredStore
 
-POLL_SECONDS = 5.0
+POLL_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class HostedStreamTrigger(UserActionTrigger):
         while True:
             try:
                 if not begun:
-                    await in_thread(self._begin)
+                    await run_in_thread(self._begin)
                     begun = True
-                observation = await in_thread(self._observe)
+                observation = await run_in_thread(self._observe)
                 if observation.state != logged:
-                    logged, paused = observation.state, await in_thread(partial(self._describe_pause, observation))
+                    logged, paused = observation.state, await run_in_thread(partial(self._describe_pause, observation))
                     self.log.info("%s: %s%s", self.stream, logged, paused)
                 state = State.PAUSED if paused else observation.known.state if observation.known else State.STOPPED
                 sentence = f"{observation.state}{paused}"
@@ -81,16 +81,16 @@ class HostedStreamTrigger(UserActionTrigger):
                         yield TaskSuccessEvent()
                         return
                     if observation.given_up is not None:
-                        await in_thread(partial(self._announce, observation.given_up))
+                        await run_in_thread(partial(self._announce, observation.given_up))
                         await task.conclude(self.task_instance, state, sentence)
                         yield TriggerEvent({"reason": observation.given_up.reason})  # type: ignore[no-untyped-call]
                         return
             except Exception as error:  # an unresponsive catalog or a full disk must not end the task
                 problem = f"cannot read the stream's state: {type(error).__name__}: {error}"
-                if logged != (logged := shape(problem)):
+                if logged != (logged := strip_numbers(problem)):
                     self.log.warning("%s: %s", self.stream, problem)
                 task.show(self.task_instance, State.UNKNOWN, problem)
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _apply_user_action(self) -> None:
         """Apply a user's action on the task to the stream: a mark pauses it, a clear restarts it.
@@ -100,9 +100,9 @@ class HostedStreamTrigger(UserActionTrigger):
         action = await self._task_action()
         self.log.info("The task was %s in Airflow.", action)
         if action is TaskAction.MARKED:
-            await in_thread(self._pause)
+            await run_in_thread(self._pause)
         elif action is TaskAction.CLEARED:
-            await in_thread(self._restart)
+            await run_in_thread(self._restart)
 
     def _begin(self) -> None:
         """Claim the stream. Resume the stream if a user cleared the task after a mark or after the application gave up.
@@ -121,21 +121,23 @@ class HostedStreamTrigger(UserActionTrigger):
         failed_for_it = given_up is not None and announced is not None and announced.subject == given_up.subject
         desired = self._open_desired()
         now = desired.read()
-        if (now.by == BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
+        if (now.by == CHANGED_BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
             with suppress(DesiredMoved):  # a later action of a user takes precedence
-                desired.resume(by=BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation)
+                desired.resume(
+                    by=CHANGED_BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation
+                )
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
-        from frazil.host.given_up import active_given_up  # needed by a running trigger only
+        from frazil.host.given_up import read_active_given_up  # needed by a running trigger only
         from frazil.host.launchers import open_launcher
         from frazil.host.records import read_notes
         from frazil.spec.application import find_application
         from frazil.status.derive import derive_from_decision, describe_state
         from frazil.status.state import StreamState
         from frazil.supervise.decide import decide
-        from frazil.supervise.decision import Policy
-        from frazil.supervise.observed import Declared, Desired, Observed
+        from frazil.supervise.decision import SupervisionPolicy
+        from frazil.supervise.observed import DecisionInput, DesiredState, ValidDeclaration
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -146,19 +148,19 @@ class HostedStreamTrigger(UserActionTrigger):
         observation = open_launcher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
         ended = _describe_end(last) if last else ""
-        given_up = active_given_up(self.stream, observation)
+        given_up = read_active_given_up(self.stream, observation)
         remedy = "; given up: fix the cause, then clear this task" if given_up else ""
         sentence = f"{observation.process}{ended}{remedy}"
         declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # The pause is read only if no writer runs.
-        desired = Desired(generation=observation.launch.generation if observation.launch else 0)
-        observed = Observed(observation, Declared(declared), desired, read_notes(run_folder(self.stream)))
+        desired = DesiredState(generation=observation.launch.generation if observation.launch else 0)
+        observed = DecisionInput(observation, ValidDeclaration(declared), desired, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
-        decision = decide(observed, now_ms=now_ms, policy=Policy())
+        decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy())
         known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
             return HostedObservation(sentence, known=known, given_up=given_up)
-        progress = describe_state(known.state, observation.heartbeat, otherwise=_progress(observation))
+        progress = describe_state(known.state, observation.heartbeat, otherwise=_describe_progress(observation))
         return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
@@ -183,17 +185,17 @@ class HostedStreamTrigger(UserActionTrigger):
     def _pause(self) -> None:
         desired = self._open_desired()
         if desired.read().mode != "paused":
-            desired.pause(by=BY, reason=self._mark_reason())
+            desired.pause(by=CHANGED_BY, reason=self._mark_reason())
 
     def _restart(self) -> None:
         """Restart the stream. This undoes only a pause that was made in Airflow."""
         desired = self._open_desired()
         now = desired.read()
-        if now.mode == "paused" and now.by != BY:
+        if now.mode == "paused" and now.by != CHANGED_BY:
             self.log.info("%s stays paused, by %s: %s", self.stream, now.by, now.reason)
             return
         with suppress(DesiredMoved):  # a later action of a user takes precedence
-            desired.restart(by=BY, reason=f"the task of run {self._run_id()} was cleared", after=now.generation)
+            desired.restart(by=CHANGED_BY, reason=f"the task of run {self._run_id()} was cleared", after=now.generation)
 
     def _mark_reason(self) -> str:
         return f"the task of run {self._run_id()} was marked"
@@ -203,13 +205,13 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _open_desired(self) -> DesiredStore:
         from frazil.spec.last_valid import find_or_recall  # needed by a running trigger only
-        from frazil.supervise.desired import open_desired  # loads PyIceberg
+        from frazil.supervise.desired import open_desired_store  # loads PyIceberg
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
-        return open_desired(spec)
+        return open_desired_store(spec)
 
 
-def _progress(observation: Observation) -> str:
+def _describe_progress(observation: Observation) -> str:
     if observation.launch is None:
         return str(observation.process)
     return describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())

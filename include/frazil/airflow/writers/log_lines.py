@@ -23,7 +23,7 @@ HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
 
-def shape(line: str) -> str:
+def strip_numbers(line: str) -> str:
     """Return a line's shape: the line with # in place of each number."""
     return _NUMBERS.sub("#", line)
 
@@ -41,7 +41,7 @@ class ShapeCount:
 
 
 @dataclass(slots=True)
-class WriterLines:
+class LineSelector:
     """Decides which lines are copied. Counts lines by shape, across the parts of the log."""
 
     _logged_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
@@ -57,9 +57,9 @@ class WriterLines:
 
     def lines_to_copy(self, lines: Iterable[tuple[int, str]], *, now_s: float) -> Iterator[tuple[int, str]]:
         """Yield the lines to copy, each with its level. Lines with counts of omitted lines come first."""
-        yield from self._after_an_hour(now_s)
+        yield from self._hourly_lines(now_s)
         for level, line in lines:
-            warns, kind = level >= logging.WARNING, shape(line)
+            warns, kind = level >= logging.WARNING, strip_numbers(line)
             alike = self._alike.get(kind)
             if alike is not None and alike.logged >= (MAX_ALIKE_WARNINGS if warns else MAX_ALIKE_OTHERS):
                 alike.left_out, alike.newest = alike.left_out + 1, line
@@ -77,7 +77,7 @@ class WriterLines:
             alike.logged += 1
             yield level, line
 
-    def _after_an_hour(self, now_s: float) -> Iterator[tuple[int, str]]:
+    def _hourly_lines(self, now_s: float) -> Iterator[tuple[int, str]]:
         """Yield the newest omitted line of each shape whose hour is over, with the number of omitted lines."""
         for kind, alike in list(self._alike.items()):
             if now_s - alike.since_s < HOUR_S:

@@ -14,12 +14,12 @@ from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskS
 from frazil.host.claim import read_claim
 
 if TYPE_CHECKING:
-    from frazil.supervise.supervisor import Step, Supervisor
+    from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
-BY = "Airflow"
+CHANGED_BY = "Airflow"
 """The author of changes of the desired state that users make in Airflow."""
 
-_ENDED = frozenset(
+_ENDED_STATES = frozenset(
     {
         TaskInstanceState.FAILED,
         TaskInstanceState.SUCCESS,
@@ -59,7 +59,7 @@ def find_task_action(task: DeferredTask) -> TaskAction:
     """Return the action that explains the task's current state."""
     if not task.exists_now:
         return TaskAction.DELETED
-    if task.state_now in _ENDED:
+    if task.state_now in _ENDED_STATES:
         return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
         return TaskAction.CLEARED
@@ -83,12 +83,12 @@ async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try
     return DeferredTask(try_number, tasks.get(task_id), task_id in tasks, number)
 
 
-def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> Step:
+def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> SupervisionStep:
     """Apply a user's action on the task to the writer. Return the supervisor's step."""
     if action is TaskAction.MARKED:
-        return supervisor.pause_for_user(by=BY, reason=f"the run {run_id} was marked failed or success")
+        return supervisor.pause_for_user(by=CHANGED_BY, reason=f"the run {run_id} was marked failed or success")
     if action is TaskAction.CLEARED:
-        return supervisor.clear_for_user(by=BY, reason=f"the run {run_id} was cleared")
+        return supervisor.clear_for_user(by=CHANGED_BY, reason=f"the run {run_id} was cleared")
     if action is not TaskAction.TAKEN_OVER:
-        supervisor.stop(f"{BY}: the run {run_id} was {action}")
+        supervisor.stop(f"{CHANGED_BY}: the run {run_id} was {action}")
     return supervisor.preview()

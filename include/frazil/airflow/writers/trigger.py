@@ -18,16 +18,16 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import WriterLines, shape
+from frazil.airflow.writers.log_lines import LineSelector, strip_numbers
 from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, find_task_action
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
-from frazil.timetext import utc
+from frazil.timetext import format_utc
 
 if TYPE_CHECKING:
     from frazil.host.heartbeat import Stall
     from frazil.status.state import StreamState
-    from frazil.supervise.supervisor import Step, Supervisor
+    from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 LOG_INTERVAL_S = 3_600.0
 """Seconds between two log lines of an unchanged state. It is long, because Airflow never rotates a deferred task's log.
@@ -133,7 +133,7 @@ class WriterTrigger(UserActionTrigger):
         self._logged_at_s, self._unchanged_since_ms = 0.0, 0
         self._shown = ShownState(self.log.info)
         self._stall: Stall | None = None
-        self._lines = WriterLines()
+        self._lines = LineSelector()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         arguments = {
@@ -149,26 +149,26 @@ class WriterTrigger(UserActionTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Run steps, report and wait in a loop, until the task must end."""
-        await in_thread(self._begin)
+        await run_in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
         settled_at_s = time.monotonic() + MIN_DEFERRAL_S
         while True:
-            step = await in_thread(supervisor.step)
+            step = await run_in_thread(supervisor.step)
             self._log_step(step)
             self._show(step)
             if step.decision.action == "give up":
-                await in_thread(partial(self._announce, step))
-                now = self._state(step)
+                await run_in_thread(partial(self._announce, step))
+                now = self._stream_state(step)
                 await self._shown.conclude(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
-                yield TriggerEvent(_event(step))  # type: ignore[no-untyped-call]
+                yield TriggerEvent(_give_up_event(step))  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
                 # If the run ended while its DAG still had a schedule, the next run would start immediately.
                 await asyncio.sleep(REMOVAL_DELAY_S)
                 # The DAG is about to be removed with its declaration; then no worker could end the task.
-                if (await in_thread(supervisor.preview)).decision.action == "end":
+                if (await run_in_thread(supervisor.preview)).decision.action == "end":
                     yield TaskSuccessEvent()
                     return
             await asyncio.sleep(self.poll_seconds)
@@ -180,16 +180,16 @@ class WriterTrigger(UserActionTrigger):
             return
         supervisor = await self._make_supervisor()
         run_id = self.task_instance.run_id if self.task_instance else "unknown"
-        step = await in_thread(partial(apply_action, action, supervisor, run_id=run_id))
+        step = await run_in_thread(partial(apply_action, action, supervisor, run_id=run_id))
         self._log_step(step)
         if action is TaskAction.MARKED:  # the state of a task that was cleared is its next try's
             self._show(step)
 
-    def _show(self, step: Step) -> None:
-        now = self._state(step)
+    def _show(self, step: SupervisionStep) -> None:
+        now = self._stream_state(step)
         self._shown.show(self.task_instance, now.state, now.sentence)
 
-    def _state(self, step: Step) -> StreamState:
+    def _stream_state(self, step: SupervisionStep) -> StreamState:
         from frazil.status.derive import derive_from_decision  # loads PyIceberg, which the supervisor has loaded
         from frazil.status.state import StreamState
 
@@ -211,7 +211,7 @@ class WriterTrigger(UserActionTrigger):
         except OSError as error:  # a full disk must not end the supervision of a running writer
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
-    def _announce(self, step: Step) -> None:
+    def _announce(self, step: SupervisionStep) -> None:
         """Record that this run fails because the supervisor gave up."""
         from frazil.host.given_up import announce_given_up
 
@@ -231,29 +231,29 @@ class WriterTrigger(UserActionTrigger):
     async def _make_supervisor(self) -> Supervisor:
         """Return the supervisor. It is created once, in a thread, because importing PyIceberg takes a second."""
         if self._supervisor is None:
-            self._supervisor = await in_thread(partial(self._supervise, asyncio.get_running_loop()))
+            self._supervisor = await run_in_thread(partial(self._build_supervisor, asyncio.get_running_loop()))
         return self._supervisor
 
-    def _supervise(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
+    def _build_supervisor(self, loop: asyncio.AbstractEventLoop) -> Supervisor:
         import frazil.status.derive  # noqa: F401 - so that the event loop never waits for this import
         from frazil.supervise.supervised import ApplicationProgram, WriterProgram  # loads PyIceberg
         from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
-            return asyncio.run_coroutine_threadsafe(_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
 
         kind = ApplicationProgram if self.shared else WriterProgram
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
         return Supervisor(program, connections=connections)
 
-    def _log_step(self, step: Step) -> None:
+    def _log_step(self, step: SupervisionStep) -> None:
         """Log the selected lines of the writer's log, a stall that began or ended, and the decision.
 
         An unchanged decision is logged once an hour.
         """
-        from frazil.host.writer_log import with_levels
+        from frazil.host.writer_log import parse_levels
 
-        for level, line in self._lines.lines_to_copy(with_levels(step.writer_log), now_s=time.monotonic()):
+        for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):
             self.log.log(level, "writer | %s", line)
         self._report_stall(step.observed.stall)
         decision = step.decision
@@ -262,7 +262,7 @@ class WriterTrigger(UserActionTrigger):
         parts, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
         if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
-        since = f", unchanged since {utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
+        since = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
         self._unchanged_since_ms = self._unchanged_since_ms if since else now_ms
         self._last_logged, self._logged_at_s = parts, now_s
         self.log.info("%s: %s (%s)%s: %s", self.stream, decision.action, decision.cause, since, decision.reason)
@@ -270,9 +270,9 @@ class WriterTrigger(UserActionTrigger):
             self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
 
     @staticmethod
-    def _stable_parts(step: Step) -> tuple[object, ...]:
+    def _stable_parts(step: SupervisionStep) -> tuple[object, ...]:
         """Return the parts of a step that decide whether its decision is new."""
-        return step.decision.action, step.decision.cause, step.decision.until_ms, shape(step.problem or "")
+        return step.decision.action, step.decision.cause, step.decision.until_ms, strip_numbers(step.problem or "")
 
     def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends, but not when only its numbers change."""
@@ -285,11 +285,11 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
 
 
-async def in_thread(blocking: Callable[[], T]) -> T:
+async def run_in_thread(blocking: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
 
 
-def _event(step: Step) -> dict[str, Any]:
+def _give_up_event(step: SupervisionStep) -> dict[str, Any]:
     decision = step.decision
     return {
         "cause": str(decision.cause),
@@ -299,19 +299,19 @@ def _event(step: Step) -> dict[str, Any]:
     }
 
 
-async def _connections(ids: frozenset[str]) -> dict[str, str]:
+async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
     """Read Airflow connections as JSON, by id. Never log them. Raises SpecError if one is missing."""
     found = {}
     for name in sorted(ids):
         try:
-            found[name] = _as_json(await Connection.async_get(name))
+            found[name] = _connection_json(await Connection.async_get(name))
         except AirflowNotFoundException:
             problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
     return found
 
 
-def _as_json(connection: Connection) -> str:
+def _connection_json(connection: Connection) -> str:
     fields = ("conn_type", "host", "login", "password", "schema", "port")
     known = {field: getattr(connection, field) for field in fields}
     return json.dumps({**known, "extra": connection.extra_dejson})

@@ -13,11 +13,11 @@ from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
-from frazil.ingest.formats.avro.schema import UnreadableSchema, parsed
-from frazil.ingest.formats.csv.lines import Line
-from frazil.ingest.formats.fields import Records, Unit, reading_fields
+from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
+from frazil.ingest.formats.csv.lines import LineReader
+from frazil.ingest.formats.fields import RecordShape, Unit, create_fields_decoder
 from frazil.ingest.formats.json import types as json_types
-from frazil.ingest.formats.json.framed import content
+from frazil.ingest.formats.json.framed import strip_frame
 from frazil.ingest.formats.json.record import quote_value
 from frazil.ingest.schema_drift import DriftDecoder, Path
 from frazil.spec.formats import (
@@ -28,15 +28,15 @@ from frazil.spec.formats import (
     ProtobufFormat,
     StringFormat,
     ValueFormat,
+    dump_format,
     envelope_of,
-    format_of,
-    plain_format,
-    schema_of,
+    parse_format,
+    read_schema_text,
 )
 from frazil.spec.paths import parse_names
 
 PlainFormat = str | Mapping[str, Any]
-"""A format as returned by `plain_format`: a format's name, or a mapping."""
+"""A format as returned by `dump_format`: a format's name, or a mapping."""
 
 DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
 """Creates a decoder from a format, an Iceberg schema and units. Raises SpecError for a column type that the format does
@@ -44,7 +44,7 @@ not support.
 """
 
 
-def _json(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _json_decoder(_: JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # a driver that only checks must not load the compiler
 
     return JsonDecoder(schema, units)
@@ -62,7 +62,7 @@ def _add_framing(declared: ValueFormat, decode: Decoder) -> Decoder:
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
-def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
+def _add_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
     """Return a decoder that also reads schema ids from headers, for a format whose values have frames."""
     registry = declared.registry if isinstance(declared, AvroFormat | ProtobufFormat) else None
     if registry is None and not (isinstance(declared, JsonFormat) and declared.framing == "confluent"):
@@ -73,44 +73,44 @@ def _with_header_ids(declared: ValueFormat, decode: Decoder) -> Decoder:
     return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
 
 
-def _whole(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.whole import WholeDecoder
+def _whole_value_decoder(declared: StringFormat | BytesFormat, schema: Schema, _: Mapping[int, str]) -> Decoder:
+    from frazil.ingest.formats.whole_values import WholeValueDecoder
 
-    return WholeDecoder(schema, declared.column)
+    return WholeValueDecoder(schema, declared.column)
 
 
-def _csv(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _csv_decoder(declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.csv.decoder import CsvDecoder
 
     return CsvDecoder(declared, schema, units)
 
 
-def _avro(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _avro_decoder(declared: AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
-        return AvroDecoder(schema, units, SchemaText("AVRO", schema_of(declared)))
+        return AvroDecoder(schema, units, SchemaText("AVRO", read_schema_text(declared)))
     return AvroDecoder(schema, units, shared_registry(declared.registry, os.environ))
 
 
-def _protobuf(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _protobuf_decoder(declared: ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is not None:
         return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
-    written = SchemaText("PROTOBUF", schema_of(declared))
+    written = SchemaText("PROTOBUF", read_schema_text(declared))
     return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
 
 
 FORMATS: Mapping[str, DecoderMaker] = {
-    "json": _json,
-    "string": _whole,
-    "bytes": _whole,
-    "csv": _csv,
-    "avro": _avro,
-    "protobuf": _protobuf,
+    "json": _json_decoder,
+    "string": _whole_value_decoder,
+    "bytes": _whole_value_decoder,
+    "csv": _csv_decoder,
+    "avro": _avro_decoder,
+    "protobuf": _protobuf_decoder,
 }
 
 CHECKS: Mapping[str, Callable[[StructType], None]] = {
@@ -130,7 +130,7 @@ Returns None for a value that cannot be quoted.
 """
 
 
-def decoder(
+def create_decoder(
     plain: PlainFormat,
     schema: Schema,
     units: Mapping[int, Unit],
@@ -154,10 +154,14 @@ def decoder(
         def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
             return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
 
-        made = reading_fields(of_events, schema, units, Records(lists=lists, times=envelope.times == "numbers"))
+        made = create_fields_decoder(
+            of_events, schema, units, RecordShape(lists=lists, times=envelope.times == "numbers")
+        )
     else:
-        made = _add_framing(declared, reading_fields(make, schema, units, Records(_unwrap_path(declared), lists)))
-    made = _with_header_ids(declared, made)
+        made = _add_framing(
+            declared, create_fields_decoder(make, schema, units, RecordShape(_unwrap_path(declared), lists))
+        )
+    made = _add_header_ids(declared, made)
     if hidden and isinstance(made, RestDecoder):
         made.withhold(hidden)
     if evolution != "off" and isinstance(made, DriftDecoder):
@@ -170,23 +174,23 @@ def _unwrap_path(declared: ValueFormat) -> tuple[str, ...]:
     return parse_names(declared.unwrap) if isinstance(declared, JsonFormat) and declared.unwrap else ()
 
 
-def quoter(plain: PlainFormat) -> Quoter:
+def create_quoter(plain: PlainFormat) -> Quoter:
     """Return a function that quotes values of records in this format. Raises SpecError for an unknown format."""
     declared = _parse(plain)
     if isinstance(declared, CsvFormat):
-        return Line(declared).quote_field
+        return LineReader(declared).quote_field
     if not isinstance(declared, JsonFormat) or declared.lines:
         return lambda _, __: None
     around = _unwrap_path(declared)
     if declared.framing == "confluent":
-        return lambda record, path: quote_value(content(record), [*around, *path])
+        return lambda record, path: quote_value(strip_frame(record), [*around, *path])
     return lambda record, path: quote_value(record, [*around, *path])
 
 
-def wrapped(plain: PlainFormat) -> PlainFormat:
+def without_unwrap(plain: PlainFormat) -> PlainFormat:
     """Return the format without `unwrap`, which applies to values only."""
     declared = _parse(plain)
-    return plain_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
+    return dump_format(declared.model_copy(update={"unwrap": None})) if isinstance(declared, JsonFormat) else plain
 
 
 def has_lines(plain: PlainFormat) -> bool:
@@ -204,21 +208,21 @@ def check_supported(schema: Schema, declared: ValueFormat) -> None:
     CHECKS[_check_known(declared.type)](schema.as_struct())
     if isinstance(declared, AvroFormat) and declared.registry is None:
         try:
-            parsed(schema_of(declared))
+            parse_schema(read_schema_text(declared))
         except UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema is not a valid Avro schema: {error}") from None
     if isinstance(declared, ProtobufFormat) and declared.registry is None:
         from frazil.ingest.formats.protobuf import schema as protobuf  # only loaded where Protobuf is used
 
         try:
-            protobuf.message_of(schema_of(declared), (), declared.message)
+            protobuf.message_of(read_schema_text(declared), (), declared.message)
         except protobuf.UnreadableSchema as error:
             raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
 
 
 def _parse(plain: PlainFormat) -> ValueFormat:
     try:
-        declared = format_of(plain)
+        declared = parse_format(plain)
     except ValidationError as error:
         raise SpecError(f"source.format: {plain!r} is not a format (allowed: {', '.join(FORMATS)}): {error}") from None
     _check_known(declared.type)

@@ -32,7 +32,7 @@ from frazil.ingest.formats.json.nodes import (
     WATCHED,
     WORDS,
     Numbers,
-    nodes,
+    build_nodes,
 )
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.types import Units
@@ -47,13 +47,13 @@ MIN_RECORDS = 1024
 """Minimum number of records that are read together."""
 
 
-class Columns:
+class ColumnMemory:
     """Memory for the columns of one schema. The memory is reused for the next records; Arrow tables are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self.arrow_schema = arrow_schema
         self._schema, self._units = schema, units
-        self.nodes, self.lists, self.names = nodes(schema, units)
+        self.nodes, self.lists, self.names = build_nodes(schema, units)
         self._width = WORDS[self.nodes[:, KIND]]
         self.domains = np.zeros((2 + int((self.nodes[:, KIND] >= LIST).sum()), 3), np.int64)
         self.domains[1:, ROOM] = MIN_RECORDS
@@ -73,7 +73,7 @@ class Columns:
         """Omit the fields at these lower-case paths from `rest` columns. Call this before `watch`, whose effect it
         undoes.
         """
-        self.nodes, self.lists, self.names = nodes(self._schema, self._units, hidden)
+        self.nodes, self.lists, self.names = build_nodes(self._schema, self._units, hidden)
         self._allocate()
 
     def watch(self, paths: Sequence[Path]) -> None:
@@ -82,7 +82,7 @@ class Columns:
         for path in paths:
             k = 0
             for name in path:
-                k = next(int(c) for c in self._fields(k) if self._name(int(c)) == name)
+                k = next(int(c) for c in self._child_nodes(k) if self._name(int(c)) == name)
             self.nodes[k : self.nodes[k, AFTER], WATCHED] = self.nodes[k : self.nodes[k, AFTER], KIND] != LISTED
 
     def _name(self, k: int) -> str:
@@ -128,37 +128,39 @@ class Columns:
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
         """Return the rows as an Arrow table. `data` has the records' bytes, from which most strings are copied."""
         arrays = [
-            self._array(int(child), field.type, data)
-            for child, field in zip(self._fields(0), self.arrow_schema, strict=True)
+            self._to_array(int(child), field.type, data)
+            for child, field in zip(self._child_nodes(0), self.arrow_schema, strict=True)
         ]
         return pa.Table.from_arrays(arrays, schema=self.arrow_schema)
 
-    def _fields(self, k: int) -> Numbers:
+    def _child_nodes(self, k: int) -> Numbers:
         first = self.nodes[k, CHILDREN]
         return self.lists[first : first + self.nodes[k, FIELDS]]
 
-    def _array(self, k: int, target: pa.DataType, data: NDArray[np.uint8]) -> pa.Array:
+    def _to_array(self, k: int, target: pa.DataType, data: NDArray[np.uint8]) -> pa.Array:
         node = self.nodes[k]
         kind, count = int(node[KIND]), int(self.domains[node[DOMAIN], USED])
         valid = self.valid[node[FLAG] :][:count].view(np.bool_)
         mask = None if valid.all() else ~valid
         words = self.words[node[BASE] :][: self._width[k] * count]
         if kind in {STRUCT, LISTED}:
-            parts = [self._array(int(child), target.field(i).type, data) for i, child in enumerate(self._fields(k))]
+            parts = [
+                self._to_array(int(child), target.field(i).type, data) for i, child in enumerate(self._child_nodes(k))
+            ]
             return pa.StructArray.from_arrays(parts, fields=list(target), mask=None if mask is None else pa.array(mask))
         if kind == LIST:
-            elements = self._array(k + 1, target.value_type, data)
+            elements = self._to_array(k + 1, target.value_type, data)
             return pa.LargeListArray.from_arrays(
                 _offsets(words, np.int64), elements, type=target, mask=None if mask is None else pa.array(mask)
             )
         if kind == MAP:
-            parts = [self._array(k + 1, target.key_type, data), self._array(k + 2, target.item_type, data)]
+            parts = [self._to_array(k + 1, target.key_type, data), self._to_array(k + 2, target.item_type, data)]
             return pa.MapArray.from_arrays(
                 _offsets(words, np.int32), *parts, type=target, mask=None if mask is None else pa.array(mask)
             )
         buffers = self._buffers(kind, words, count, data)
         if kind == FIXED and mask is not None:
-            buffers = [_spread(buffers[0], valid, target.byte_width)]
+            buffers = [_insert_zeros(buffers[0], valid, target.byte_width)]
         bits = None if mask is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
         storage = target.storage_type if isinstance(target, pa.BaseExtensionType) else target
         array = pa.Array.from_buffers(storage, count, [bits, *map(pa.py_buffer, buffers)])
@@ -184,7 +186,7 @@ def _offsets(ends: Numbers, kind: type[np.signedinteger[Any]]) -> pa.Array:
     return pa.array(np.concatenate([[0], ends]).astype(kind))
 
 
-def _spread(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
+def _insert_zeros(octets: NDArray[np.uint8], valid: NDArray[np.bool_], length: int) -> NDArray[np.uint8]:
     """Return fixed-length values, with zeros where a value is null. `octets` has only the valid values."""
     spread = np.zeros((len(valid), length), np.uint8)
     spread[valid] = octets.reshape(-1, length)

@@ -32,15 +32,15 @@ from pyiceberg.types import (
     TimeType,
 )
 
-from frazil.ingest.arrow_values import chosen, combine_chunks, plain, true_where
+from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.binary_column import NULL
-from frazil.ingest.changes import CHANGE, DELETE, KEPT, UPSERT
+from frazil.ingest.changes import CHANGE, DELETE, KEPT_COLUMNS, UPSERT
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, EventDecoder, Rejection, RestDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, EventDecoder, Rejection, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
-from frazil.ingest.formats.unavailable import PlaceholderFinder, hides_null
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, Within
-from frazil.ingest.source_log import POSITIONS, positions
+from frazil.ingest.formats.placeholders import PlaceholderFinder, is_null_ambiguous
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path
+from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope
 
 MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
@@ -58,17 +58,17 @@ UNAVAILABLE_TEXT = (
 )
 _JSON_ARRIVES_AS = {AS_JSON: JSON_IN_TEXT}
 """Units that apply in events instead: Debezium writes JSON values as strings (`io.debezium.data.Json`)."""
-OF_MONGODB = (
+MONGODB_REMEDY = (
     "MongoDB's connector writes documents as text: declare no envelope, and a column {type: string, from: after}, as "
     "in the guide on captured changes"
 )
-_LAYER = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
+_ROW_ERROR_START = re.compile(r"(?:payload\.)?(?:after|before): (?=required|an object is needed)")
 """Pattern of the start of an error about a row that is missing or is not an object."""
-_SKIPPED = ("m",)
+_SKIPPED_OPERATIONS = ("m",)
 """Operations that do not change a row: `m` is a message that an application wrote to the log."""
-_STATES = ("c", "u", "r")
-_DRIFT_WITHIN = tuple(
-    Within(path, beside="op", values=frozenset(_STATES)) for path in (("after",), ("payload", "after"))
+_ROW_OPERATIONS = ("c", "u", "r")
+_DRIFT_SCOPE = tuple(
+    DriftScope(path, beside="op", values=frozenset(_ROW_OPERATIONS)) for path in (("after",), ("payload", "after"))
 )
 
 
@@ -87,7 +87,7 @@ class EnvelopeDecoder:
         self._columns = [field for field in schema.fields if field.name not in envelope.metadata]
         self._positions = [column for column, path in envelope.metadata.items() if path == POSITION]
         self._unavailable = PlaceholderFinder(envelope.unavailable)
-        self._null_hiding = {field.name: [field.name] for field in self._columns if hides_null(field.field_type)}
+        self._null_hiding = {field.name: [field.name] for field in self._columns if is_null_ambiguous(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
         self._as_json = {field.name for field in schema.fields if units.get(field.field_id) == AS_TEXT}
         self._make_decoder = partial(self._make, make, schema, units)
@@ -96,19 +96,19 @@ class EnvelopeDecoder:
         self._hidden: Collection[Path] = ()
 
     def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
-        layers = self._layers(schema)
+        layers = self._envelope_fields(schema)
         payload = NestedField(OWN_IDS, "payload", StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False)
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
         plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
         return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         """Report new fields of `after`, the row after the change. `within` must be WHOLE."""
-        assert within == WHOLE
+        assert within == WHOLE_RECORD
         self._widening = widening
         if isinstance(self._decode, DriftDecoder):
-            self._decode.report_drift(widening=widening, within=_DRIFT_WITHIN)
+            self._decode.report_drift(widening=widening, within=_DRIFT_SCOPE)
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
@@ -130,25 +130,25 @@ class EnvelopeDecoder:
     def _key_names(self) -> set[str]:
         return {name for names in self._key for name in names}
 
-    def _layers(self, schema: Schema) -> list[NestedField]:
+    def _envelope_fields(self, schema: Schema) -> list[NestedField]:
         """Return the fields of an envelope."""
-        own = _Ids(OWN_IDS + 1)
-        after = [_optional(field, self._event_type(field.field_type, own)) for field in self._columns]
+        own = _IdSequence(OWN_IDS + 1)
+        after = [_as_optional(field, self._event_type(field.field_type, own)) for field in self._columns]
         before = _shift_ids([field for field in after if field.name in self._key_names], BEFORE_IDS)
         tree: dict[str, object] = {"op": (StringType(), own()), "source": {}}
         for name, kind in POSITIONS.items() if self._positions else ():
-            _put(tree, ["source", name], (kind, own()))
+            _insert_field(tree, ["source", name], (kind, own()))
         for column, path in self._envelope.metadata.items():
             if path != POSITION:
                 field = schema.find_field(column)
-                _put(tree, path.split("."), (field.field_type, field.field_id))
+                _insert_field(tree, path.split("."), (field.field_type, field.field_id))
         return [
             NestedField(own(), "after", StructType(*after), required=False),
             NestedField(own(), "before", StructType(*before), required=False),
-            *_fields(tree, own),
+            *_nested_fields(tree, own),
         ]
 
-    def _event_type(self, kind: IcebergType, own: _Ids) -> IcebergType:
+    def _event_type(self, kind: IcebergType, own: _IdSequence) -> IcebergType:
         """Return the type that a value of this column type has in an event."""
         if isinstance(kind, StructType):
             return self._unavailable.add_placeholder_field(kind, own)
@@ -158,102 +158,104 @@ class EnvelopeDecoder:
             return ListType(kind.element_id, IntegerType(), element_required=kind.element_required)
         return IntegerType() if isinstance(kind, DateType) else LongType() if isinstance(kind, TimeType) else kind
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = self._decode(chunk)
         absent = chunk.values.lengths == NULL
         rejections = [r for r in decoded.rejections if not absent[r.index]]
-        parts = _Parts.from_rows(decoded.rows)
+        parts = _Events.from_rows(decoded.rows)
         op = parts.at(["op"])
-        deletes, states = true_where(pc.equal(op, "d")), true_where(pc.is_in(op, pa.array(_STATES)))
+        deletes, states = to_mask(pc.equal(op, "d")), to_mask(pc.is_in(op, pa.array(_ROW_OPERATIONS)))
         wrong = self._find_errors(parts, op, deletes, states)
-        skipped = true_where(pc.is_in(op, pa.array(_SKIPPED)))
-        for row in self._other_events(chunk, decoded, op):
+        skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
+        for row in self._find_other_events(chunk, decoded, op):
             skipped[row] = True
             del wrong[row]
-        columns = self._values(parts, deletes)
+        columns = self._column_values(parts, deletes)
         for names in self._key:
-            missing = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
+            missing = np.all([to_mask(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
                 wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
-        for row, why in self._ambiguous_nulls(parts, op, columns, self._after_names(chunk, decoded, parts)):
+        for row, why in self._find_ambiguous_nulls(parts, op, columns, self._after_names(chunk, decoded, parts)):
             wrong.setdefault(row, why)
-        snapshot = true_where(pc.equal(op, "r"))
+        snapshot = to_mask(pc.equal(op, "r"))
         unavailable, columns = self._find_unchanged(columns, snapshot=snapshot)
         moved = self._find_key_changes(parts, op)
-        made = true_where(pc.equal(op, "c")) | moved
+        made = to_mask(pc.equal(op, "c")) | moved
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
                 wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
         unplaced = 0
         for name in self._positions:  # the row keeps the log position of its last change
-            if (mask := true_where(columns[name].is_null()) & states).any():
+            if (mask := to_mask(columns[name].is_null()) & states).any():
                 unavailable[name] = mask
-            unplaced += int(np.count_nonzero(true_where(columns[name].is_null()) & (states | deletes) & ~snapshot))
+            unplaced += int(np.count_nonzero(to_mask(columns[name].is_null()) & (states | deletes) & ~snapshot))
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
         kept = self._unchanged_lists(unavailable, len(op))
         good = ~skipped
         good[list(wrong)] = False
-        rows, records = self._rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
+        rows, records = self._build_rows(columns, deletes, kept).filter(pa.array(good)), decoded.kept[good]
         if (moved := moved & good).any():
-            rows = pa.concat_tables([rows, self._rows_before(parts, moved)])
+            rows = pa.concat_tables([rows, self._delete_old_keys(parts, moved)])
             records = np.concatenate([records, decoded.kept[moved]])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
-        return Decoded(rows, records, [self._explain(r, chunk) for r in (*rejections, *added)], drift)
+        return DecodedChunk(rows, records, [self._explain(r, chunk) for r in (*rejections, *added)], drift)
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: Chunk) -> Rejection:
         """Return the rejection. If MongoDB's connector wrote the event, its error says how to read the connector's text
         documents.
         """
-        layer = _LAYER.match(rejection.error)
+        layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
-        return rejection._replace(error=f"{layer[0]}{OF_MONGODB}")
+        return rejection._replace(error=f"{layer[0]}{MONGODB_REMEDY}")
 
-    def _rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
+    def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], kept: pa.Array) -> pa.Table:
         arrays = [columns[field.name].cast(field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         rows = pa.Table.from_arrays(arrays, schema=_make_nullable(self._schema)).append_column(CHANGE, change)
-        return rows.append_column(KEPT, kept)
+        return rows.append_column(KEPT_COLUMNS, kept)
 
-    def _find_key_changes(self, parts: _Parts, op: pa.Array) -> NDArray[np.bool_]:
+    def _find_key_changes(self, parts: _Events, op: pa.Array) -> NDArray[np.bool_]:
         """Return a mask of the updates that change the key: `before` has a complete key that differs from the one in
         `after`.
         """
         found = np.zeros(len(op), np.bool_)
-        whole = true_where(pc.equal(op, "u")) & parts.is_present("before")
+        whole = to_mask(pc.equal(op, "u")) & parts.is_present("before")
         for names in self._key if whole.any() else ():
             before, after = (
                 _coalesce([parts.of_column(layer, name) for name in names]) for layer in ("before", "after")
             )
-            whole &= true_where(before.is_valid())
-            found |= true_where(pc.not_equal(before, after))
+            whole &= to_mask(before.is_valid())
+            found |= to_mask(pc.not_equal(before, after))
         return found & whole
 
-    def _rows_before(self, parts: _Parts, moved: NDArray[np.bool_]) -> pa.Table:
+    def _delete_old_keys(self, parts: _Events, moved: NDArray[np.bool_]) -> pa.Table:
         """Return a delete of the old key for each update that changes the key. `moved` is the mask of these updates."""
         filled, count = self._key_names | {*self._envelope.metadata}, len(moved)
         nulls = {field.name: pa.nulls(count, field.type) for field in self._schema if field.name not in filled}
-        rows = self._rows({**self._values(parts, moved), **nulls}, moved, pa.nulls(count, pa.list_(pa.int32())))
+        rows = self._build_rows(
+            {**self._column_values(parts, moved), **nulls}, moved, pa.nulls(count, pa.list_(pa.int32()))
+        )
         return rows.filter(pa.array(moved))
 
-    def _other_events(self, chunk: Chunk, decoded: Decoded, op: pa.Array) -> list[int]:
+    def _find_other_events(self, chunk: Chunk, decoded: DecodedChunk, op: pa.Array) -> list[int]:
         """Return the indexes in `decoded` of events that do not change a row, such as heartbeats."""
         assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
-        without_op = np.flatnonzero(true_where(op.is_null())).tolist()
+        without_op = np.flatnonzero(to_mask(op.is_null())).tolist()
         is_other = self._decode.is_other_event
         return [row for row in without_op if is_other(chunk.values[int(decoded.kept[row])] or b"")]
 
     def _find_errors(
-        self, parts: _Parts, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
+        self, parts: _Events, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
         """Map the row index of each event that cannot be applied to an error class and text."""
         found: dict[int, tuple[str, str]] = {}
-        for row in np.flatnonzero(~deletes & ~states & ~true_where(pc.is_in(op, pa.array(_SKIPPED)))).tolist():
+        for row in np.flatnonzero(~deletes & ~states & ~to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))).tolist():
             operation = op[row].as_py()
             if operation == "t":
                 text = "op: t: the source's table was truncated; its rows are still in this table: delete them by hand"
@@ -269,13 +271,13 @@ class EnvelopeDecoder:
                 found[row] = ("MissingRequired", f"{name}: required, and missing or null{hint}")
         return found
 
-    def _values(self, parts: _Parts, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
+    def _column_values(self, parts: _Events, deletes: NDArray[np.bool_]) -> dict[str, pa.Array]:
         """Return the values of all columns. For a delete, only the key and metadata columns have valid values."""
         found, key = {}, self._key_names
         for field in self._columns:
             values = parts.of_column("after", field.name)
             if field.name in key and deletes.any():
-                values = chosen(deletes, parts.of_column("before", field.name), values)
+                values = select_where(deletes, parts.of_column("before", field.name), values)
             found[field.name] = _convert_times(values, field.field_type) if self._envelope.times != "iso" else values
         for column, path in self._envelope.metadata.items():
             found[column] = parts.position() if path == POSITION else parts.at(path.split("."))
@@ -309,22 +311,22 @@ class EnvelopeDecoder:
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
         return pa.array(lists, pa.list_(pa.int32()))
 
-    def _ambiguous_nulls(
-        self, parts: _Parts, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
+    def _find_ambiguous_nulls(
+        self, parts: _Events, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
         """Yield the row index and error of updates with a null that may mean "unchanged".
 
         The null is ambiguous if the event has no `before`. A missing field is not ambiguous: then the connector leaves
         out the whole column.
         """
-        bare = true_where(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
+        bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():
-            nulls = np.all([true_where(columns[name].is_null()) for name in names], axis=0)
+            nulls = np.all([to_mask(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(bare & nulls).tolist():
                 for name in [name for name in names if name in after_names(row)][:1]:
                     yield row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_NULL}")
 
-    def _after_names(self, chunk: Chunk, decoded: Decoded, parts: _Parts) -> Callable[[int], Collection[str]]:
+    def _after_names(self, chunk: Chunk, decoded: DecodedChunk, parts: _Events) -> Callable[[int], Collection[str]]:
         """Return a function from a row's index to the field names of `after` in its event."""
         decode = self._decode
         assert isinstance(decode, EventDecoder)
@@ -339,7 +341,7 @@ class EnvelopeDecoder:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _Events:
     """Decoded events. An event is either the record itself or its `payload`; `wrapped` is the mask of the latter."""
 
     rows: dict[str, pa.Array]
@@ -347,18 +349,18 @@ class _Parts:
     wrapped: NDArray[np.bool_]
 
     @classmethod
-    def from_rows(cls, rows: pa.Table) -> _Parts:
+    def from_rows(cls, rows: pa.Table) -> _Events:
         columns = {name: combine_chunks(rows.column(name)) for name in rows.column_names}
         payload = columns.pop("payload")
-        return cls(columns, payload, true_where(payload.is_valid()))
+        return cls(columns, payload, to_mask(payload.is_valid()))
 
     def _field(self, name: str) -> pa.Array:
         if not self.wrapped.any():
             return self.rows[name]
-        return chosen(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
+        return select_where(self.wrapped, pc.struct_field(self.payload, name), self.rows[name])
 
     def is_present(self, name: str) -> NDArray[np.bool_]:
-        return true_where(self._field(name).is_valid())
+        return to_mask(self._field(name).is_valid())
 
     def of_column(self, layer: str, name: str) -> pa.Array:
         return pc.struct_field(self._field(layer), name)
@@ -370,10 +372,10 @@ class _Parts:
         return found
 
     def position(self) -> pa.Array:
-        return positions({name: self.at(["source", name]) for name in POSITIONS})
+        return encode_positions({name: self.at(["source", name]) for name in POSITIONS})
 
 
-class _Ids:
+class _IdSequence:
     """Returns the next unused field id at each call."""
 
     def __init__(self, first: int) -> None:
@@ -384,7 +386,7 @@ class _Ids:
         return self._next - 1
 
 
-def _optional(field: NestedField, kind: IcebergType) -> NestedField:
+def _as_optional(field: NestedField, kind: IcebergType) -> NestedField:
     return field.model_copy(update={"required": False, "field_type": kind})
 
 
@@ -403,7 +405,7 @@ def _shift_ids(fields: list[NestedField], by: int) -> list[NestedField]:
     return list(StructType.model_validate(moved(text)).fields)
 
 
-def _put(tree: dict[str, object], path: list[str], of: tuple[IcebergType, int]) -> None:
+def _insert_field(tree: dict[str, object], path: list[str], of: tuple[IcebergType, int]) -> None:
     for name in path[:-1]:
         found = tree.setdefault(name, {})
         assert isinstance(found, dict)
@@ -411,13 +413,13 @@ def _put(tree: dict[str, object], path: list[str], of: tuple[IcebergType, int]) 
     tree[path[-1]] = of
 
 
-def _fields(tree: Mapping[str, object], ids: _Ids) -> list[NestedField]:
+def _nested_fields(tree: Mapping[str, object], ids: _IdSequence) -> list[NestedField]:
     found = []
     for name, of in tree.items():
         if isinstance(of, tuple):
             found.append(NestedField(of[1], name, of[0], required=False))
         elif isinstance(of, dict) and of:
-            found.append(NestedField(ids(), name, StructType(*_fields(of, ids)), required=False))
+            found.append(NestedField(ids(), name, StructType(*_nested_fields(of, ids)), required=False))
     return found
 
 
@@ -430,7 +432,7 @@ def _convert_times(values: pa.Array, kind: IcebergType) -> pa.Array:
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
     """Return each row's first value that is not null, among these arrays. UUIDs become bytes."""
-    return reduce(lambda one, other: chosen(true_where(one.is_valid()), one, other), map(plain, arrays))
+    return reduce(lambda one, other: select_where(to_mask(one.is_valid()), one, other), map(unwrap_extension, arrays))
 
 
 def _make_nullable(schema: pa.Schema) -> pa.Schema:

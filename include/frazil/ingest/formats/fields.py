@@ -21,23 +21,31 @@ from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, Str
 
 from frazil.errors import SpecError
 from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.changes import with_others
+from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, RestDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, RestDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
-from frazil.ingest.formats.lenient import from_numbers, rewritten, rounded, rules_of, without
-from frazil.ingest.schema_drift import WHOLE, DriftDecoder, Path, SchemaDrift, Within, joined_drift
+from frazil.ingest.formats.text_rewrites import (
+    convert_debezium_times,
+    replace_with_null,
+    rewrite,
+    round_numbers,
+    rules_of,
+)
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
 from frazil.spec.paths import FieldPath
 
-FIRST_ID = 400_000_000
+FIRST_CONTAINER_ID = 400_000_000
 """First field id of the objects and lists that enclose the fields."""
 Unit = str | Mapping[str, Any]
-"""How a column's values arrive in records: a unit (see `json.types.Units`), or several settings (see `Reading`)."""
-Make = Callable[[Schema, Mapping[int, str]], Decoder]
+"""How a column's values arrive in records: a unit (see `json.types.Units`), or several settings (see
+`ColumnSource`).
+"""
+MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ColumnSource:
     """Where records have a column's values, and how these are read."""
 
     unit: str | None = None
@@ -53,7 +61,7 @@ class Reading:
     """The value that replaces a missing or null field, in the form that records have; None if there is none."""
 
     @classmethod
-    def of(cls, unit: Unit | None) -> Reading:
+    def of(cls, unit: Unit | None) -> ColumnSource:
         if unit is None or isinstance(unit, str):
             return cls(unit)
         path = unit.get("from")
@@ -73,31 +81,31 @@ class Reading:
 
 def unit_of(unit: Unit | None) -> str | None:
     """Return the unit, without the other settings."""
-    return Reading.of(unit).unit
+    return ColumnSource.of(unit).unit
 
 
-def without_default(unit: Unit) -> Unit:
+def drop_default(unit: Unit) -> Unit:
     return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
 
 
-def read_from(path: FieldPath, unit: Unit | None) -> Unit:
+def with_path(path: FieldPath, unit: Unit | None) -> Unit:
     """Return `unit` with the path of the field from which the column is read."""
     plain = {} if unit is None else {"unit": unit} if isinstance(unit, str) else unit
     return {**plain, "from": path}
 
 
-def has_aliases(unit: Unit | None) -> bool:
+def may_have_aliases(unit: Unit | None) -> bool:
     """Return whether a field with a former name of the column may fill it."""
-    return unit != OF_REST and Reading.of(unit).path is None
+    return unit != OF_REST and ColumnSource.of(unit).path is None
 
 
 def record_path(column: Path, units: Mapping[str, Unit]) -> FieldPath:
     """Return where a record has the value that a column has at this path. `units` maps a column's name to its unit."""
-    return (*(Reading.of(units.get(column[0])).path or column[:1]), *column[1:])
+    return (*(ColumnSource.of(units.get(column[0])).path or column[:1]), *column[1:])
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class RecordShape:
     """How a format's records are structured."""
 
     within: Path = ()
@@ -108,7 +116,9 @@ class Records:
     """Whether numbers may stand for dates and times, as in Debezium's events."""
 
 
-def reading_fields(make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> Decoder:
+def create_fields_decoder(
+    make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
+) -> Decoder:
     """Return a decoder that reads each column as `units` describes."""
     if records.within or not all(isinstance(unit, str) for unit in units.values()):
         return FieldsDecoder(make, schema, units, records)
@@ -118,13 +128,13 @@ def reading_fields(make: Make, schema: Schema, units: Mapping[int, Unit], record
 class FieldsDecoder:
     """Decodes fields at any place in a record to the columns of one schema."""
 
-    def __init__(self, make: Make, schema: Schema, units: Mapping[int, Unit], records: Records) -> None:
+    def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape) -> None:
         within, lists = records.within, records.lists
-        readings = {field_id: Reading.of(unit) for field_id, unit in units.items()}
+        readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
         self._within = within
         self._paths = {
-            field.name: readings.get(field.field_id, _PLAIN).path or (field.name,) for field in schema.fields
+            field.name: readings.get(field.field_id, _PLAIN_SOURCE).path or (field.name,) for field in schema.fields
         }
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._defaults = {
@@ -132,22 +142,22 @@ class FieldsDecoder:
             for field in schema.fields
             if (default := default_of(field, units.get(field.field_id))) is not None
         }
-        self._inside = self._inside_texts(schema, units, plain) if not lists else {}
+        self._inside = self._text_decoders(schema, units, plain) if not lists else {}
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
-        shape = _Shape(lists=lists)
-        forms: dict[FieldPath, set[tuple[IcebergType, Reading]]] = {}
+        shape = _FieldTree(lists=lists)
+        forms: dict[FieldPath, set[tuple[IcebergType, ColumnSource]]] = {}
         for field in fields:
-            form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN), path=None))
+            form = (field.field_type, dataclasses.replace(readings.get(field.field_id, _PLAIN_SOURCE), path=None))
             forms.setdefault(shape.error_path(self._paths[field.name]), set()).add(form)
         texts = {
             field: reading
             for field in fields
-            if (reading := readings.get(field.field_id, _PLAIN)).needs_text(field)
+            if (reading := readings.get(field.field_id, _PLAIN_SOURCE)).needs_text(field)
             or len(forms[shape.error_path(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
-        self._texts = _Texts(texts, plain, self._defaults, times=records.times) if texts else None
+        self._texts = _TextColumns(texts, plain, self._defaults, times=records.times) if texts else None
         for field in fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
@@ -163,7 +173,7 @@ class FieldsDecoder:
         before = {".".join(map(str, shape.error_path((*within, *path)))): name for name, path in self._paths.items()}
         self._errors = sorted(before.items(), reverse=True)
 
-    def _inside_texts(
+    def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
     ) -> dict[str, FieldsDecoder]:
         """Map each column of JSON text to a decoder for the other columns that are read from this text."""
@@ -180,8 +190,8 @@ class FieldsDecoder:
             names[path]: FieldsDecoder(
                 JsonDecoder,
                 Schema(*fields),
-                {f.field_id: read_from(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
-                Records((".".join(map(str, path)),), lists=False),
+                {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
+                RecordShape((".".join(map(str, path)),), lists=False),
             )
             for path, fields in inside.items()
         }
@@ -200,7 +210,7 @@ class FieldsDecoder:
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
             self._decode.withhold([*hidden, *moved])
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         if isinstance(self._decode, DriftDecoder):
             inside = tuple(part._replace(path=self._within + part.path) for part in within)
             self._decode.report_drift(widening=widening, within=inside)
@@ -213,39 +223,39 @@ class FieldsDecoder:
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(aliases, required)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = self._decode(chunk)
-        rows = [_column(decoded.rows, (*self._within, *self._paths[name])) for name in self._own]
-        moved = with_others(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
-        rejections = [r._replace(error=self._in_columns(r.error)) for r in decoded.rejections]
-        drift = self._of_columns(decoded.drift)
+        rows = [_column_at(decoded.rows, (*self._within, *self._paths[name])) for name in self._own]
+        moved = add_change_columns(pa.Table.from_arrays(rows, names=self._own), decoded.rows)
+        rejections = [r._replace(error=self._use_column_name(r.error)) for r in decoded.rejections]
+        drift = self._map_drift(decoded.drift)
         found = dataclasses.replace(decoded, rows=moved, rejections=rejections, drift=drift)
         if self._texts:
             found = self._texts(found)
         for name, decode in self._inside.items():
-            found = decode.of_texts(found, name)
+            found = decode.add_from_texts(found, name)
         names = self.columns
-        rows = [filled_with(found.rows.column(name), self._defaults.get(name)) for name in names]
-        found = dataclasses.replace(found, rows=with_others(pa.Table.from_arrays(rows, names=names), found.rows))
-        return without_missing(found, self._optional, self._arrow_schema)
+        rows = [fill_nulls(found.rows.column(name), self._defaults.get(name)) for name in names]
+        found = dataclasses.replace(found, rows=add_change_columns(pa.Table.from_arrays(rows, names=names), found.rows))
+        return reject_missing(found, self._optional, self._arrow_schema)
 
-    def of_texts(self, decoded: Decoded, name: str) -> Decoded:
+    def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
         """Add the columns that are read from the JSON texts of the column `name`."""
-        texts = pc.fill_null(_whole(decoded.rows.column(name)), "null")
+        texts = pc.fill_null(_combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
-        around = _text(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text("}\n"), _text("")
-        found = self(Chunk.of_column(_lines(pc.binary_join_element_wise(*around))))
+        around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
+        found = self(Chunk.of_column(_as_lines(pc.binary_join_element_wise(*around))))
         drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
-        return _again(decoded, dataclasses.replace(found, drift=drift), self.columns)
+        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
-    def _in_columns(self, error: str) -> str:
+    def _use_column_name(self, error: str) -> str:
         """Return the error text with the column's name instead of its path in the record."""
         for before, name in self._errors:
             if error.startswith(before) and error[len(before) : len(before) + 1] in {":", "."}:
                 return name + error[len(before) :]
         return error
 
-    def _of_columns(self, drift: SchemaDrift) -> SchemaDrift:
+    def _map_drift(self, drift: SchemaDrift) -> SchemaDrift:
         """Return the drift with the columns' names instead of paths in records.
 
         New fields are left out if they are in an object from which columns are read.
@@ -274,12 +284,12 @@ class FieldsDecoder:
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
 
-class _Texts:
+class _TextColumns:
     """Reads columns whose values arrived as JSON texts. It casts the texts, and decodes them as strictly as records."""
 
     def __init__(
         self,
-        columns: Mapping[NestedField, Reading],
+        columns: Mapping[NestedField, ColumnSource],
         units: Mapping[int, str],
         optional: Collection[str],
         *,
@@ -296,31 +306,31 @@ class _Texts:
             Schema(*fields), {i: unit for i, unit in units.items() if i in {f.field_id for f in fields}}
         )
 
-    def __call__(self, decoded: Decoded) -> Decoded:
+    def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
         """Replace the texts by values. Records with a text that is not a valid value of its column are rejected."""
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self._columns.items()):
-            texts = without(_whole(decoded.rows.column(name)), reading.nulls)
-            values = rewritten(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
+            texts = replace_with_null(_combine_chunks(decoded.rows.column(name)), reading.nulls)
+            values = rewrite(texts, rules_of(field.field_type, reading.unit)) if reading.is_lenient else texts
             if reading.rounding and isinstance(field.field_type, DecimalType):
-                values = rounded(values, field.field_type.scale, reading.rounding)
+                values = round_numbers(values, field.field_type.scale, reading.rounding)
             if values is not texts:
                 cast[name] = pc.fill_null(pc.not_equal(values, texts), False)
             if self._times:
-                values = from_numbers(values, field.field_type)
+                values = convert_debezium_times(values, field.field_type)
             parts += [
-                _text(f"{',' if n else '{'}{json.dumps(name, ensure_ascii=False)}:"),
+                _text_scalar(f"{',' if n else '{'}{json.dumps(name, ensure_ascii=False)}:"),
                 pc.fill_null(values, "null"),
             ]
-        records = pc.binary_join_element_wise(*parts, _text("}\n"), _text(""))
-        found = self.decode(Chunk.of_column(_lines(records)))
+        records = pc.binary_join_element_wise(*parts, _text_scalar("}\n"), _text_scalar(""))
+        found = self.decode(Chunk.of_column(_as_lines(records)))
         counts = {name: pc.sum(mask.take(pa.array(found.kept))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
-        return _again(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
+        return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self._columns])
 
 
-def _again(decoded: Decoded, found: Decoded, names: Collection[str]) -> Decoded:
+def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
     """Return `decoded` with these columns from `found`. Records that `found` rejects are rejected.
 
     The records of `found` are the rows of `decoded`.
@@ -337,22 +347,22 @@ def _again(decoded: Decoded, found: Decoded, names: Collection[str]) -> Decoded:
         rows=rows,
         kept=decoded.kept[places],
         rejections=[*decoded.rejections, *rejections],
-        drift=joined_drift([decoded.drift, found.drift]),
+        drift=join_drift([decoded.drift, found.drift]),
     )
 
 
-def _text(text: str) -> pa.Scalar:
+def _text_scalar(text: str) -> pa.Scalar:
     return pa.scalar(text, pa.large_string())
 
 
-def _lines(texts: pa.Array) -> BinaryColumn:
+def _as_lines(texts: pa.Array) -> BinaryColumn:
     """Return texts that end with a newline as values of records, without copying them."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
@@ -364,7 +374,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     """
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
-    reading = Reading.of(unit)
+    reading = ColumnSource.of(unit)
     if reading.default is None:
         return None
     decode = JsonDecoder(Schema(field), {field.field_id: reading.unit} if reading.unit else {})
@@ -374,7 +384,7 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     return decoded.rows.column(0)
 
 
-def filled_with(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
+def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
     """Return the column with its nulls filled from `other`: row by row, or with its only value.
 
     Arrow's `coalesce` and `fill_null` do not support every type.
@@ -386,28 +396,28 @@ def filled_with(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.Ch
     return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))
 
 
-_PLAIN = Reading()
+_PLAIN_SOURCE = ColumnSource()
 
 
-class _Shape:
+class _FieldTree:
     """The fields of a record as a tree: objects and lists, with columns as leaves."""
 
     def __init__(self, *, lists: bool) -> None:
         self.units: dict[int, str] = {}
         self._lists = lists
         self._tree: dict[str | int, Any] = {}
-        self._ids = FIRST_ID
+        self._ids = FIRST_CONTAINER_ID
 
     def put(self, path: FieldPath, field: NestedField) -> None:
         """Add a column at a path. A column inside a list becomes optional, because elements may be missing."""
         tree = self._tree
-        *outer, last = self._merged(path)
+        *outer, last = self._tree_path(path)
         for step in outer:
             tree = tree.setdefault(step, {})
         is_inside = any(isinstance(step, int) for step in path)
         tree.setdefault(last, field.model_copy(update={"required": False}) if is_inside else field)
 
-    def _merged(self, path: FieldPath) -> FieldPath:
+    def _tree_path(self, path: FieldPath) -> FieldPath:
         return tuple(0 if self._lists and isinstance(step, int) else step for step in path)
 
     def error_path(self, path: FieldPath) -> FieldPath:
@@ -424,7 +434,7 @@ class _Shape:
                 found.append(inside.model_copy(update={"name": str(step)}))
             else:
                 required = _has_required(inside)
-                found.append(NestedField(self._id(), str(step), self._type(inside), required=required))
+                found.append(NestedField(self._next_id(), str(step), self._type(inside), required=required))
                 if isinstance(next(iter(inside)), int) and not self._lists:
                     self.units[found[-1].field_id] = LISTED
         return found
@@ -435,7 +445,7 @@ class _Shape:
             return ListType(inner[0].field_id, inner[0].field_type, element_required=False)
         return StructType(*inner)
 
-    def _id(self) -> int:
+    def _next_id(self) -> int:
         self._ids += 1
         return self._ids
 
@@ -444,7 +454,7 @@ def _has_required(inside: Any) -> bool:
     return inside.required if isinstance(inside, NestedField) else any(map(_has_required, inside.values()))
 
 
-def without_missing(decoded: Decoded, required: Sequence[str], schema: pa.Schema) -> Decoded:
+def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
     """Reject the records in which one of the `required` columns is null. `schema` has the decoder's own columns."""
     missing = np.zeros(len(decoded.kept), np.bool_)
     rejections: list[Rejection] = []
@@ -461,18 +471,18 @@ def without_missing(decoded: Decoded, required: Sequence[str], schema: pa.Schema
     )
     others = found.rows
     own = pa.Table.from_arrays([others.column(name) for name in schema.names], schema=schema)
-    return dataclasses.replace(found, rows=with_others(own, others))
+    return dataclasses.replace(found, rows=add_change_columns(own, others))
 
 
-def _column(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:
+def _column_at(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:
     column = rows.column(path[0])
     if len(path) == 1:
         return column
-    parts = [_at(part, path[1:]) for part in (column.chunks or [pa.array([], column.type)])]
+    parts = [_values_at(part, path[1:]) for part in (column.chunks or [pa.array([], column.type)])]
     return pa.chunked_array(parts)
 
 
-def _at(array: pa.Array, path: FieldPath) -> pa.Array:
+def _values_at(array: pa.Array, path: FieldPath) -> pa.Array:
     """Return the values at a path inside an array."""
     for step in path:
         if pa.types.is_struct(array.type):

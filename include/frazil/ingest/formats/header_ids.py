@@ -14,7 +14,7 @@ import numpy as np
 
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Decoder, Rejection, RenamingDecoder, WrappingDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
 from frazil.ingest.headers import header_column
 
 VALUE_SCHEMA_ID = "__value_schema_id"
@@ -35,7 +35,7 @@ class HeaderIdDecoder(WrappingDecoder):
         if isinstance(self._decode, RenamingDecoder):
             self._decode.rename(aliases, required)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         if chunk.headers is None:
             return self._decode(chunk)
         headers = header_column(chunk.headers, VALUE_SCHEMA_ID, len(chunk))

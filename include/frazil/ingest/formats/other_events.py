@@ -12,16 +12,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NAMES = re.compile(r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMetadataValue)|\w+\.SchemaChangeValue)")
-_END_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
+_SCHEMA_NAMES = re.compile(
+    r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMetadataValue)|\w+\.SchemaChangeValue)"
+)
+_TRANSACTION_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
 _SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
-_OPTIONAL = frozenset({"ts_ms"})
+_OPTIONAL_FIELDS = frozenset({"ts_ms"})
 """Optional fields. Before Debezium 2, only heartbeats had `ts_ms`."""
 
 
 def is_other_schema(name: str) -> bool:
     """Return whether a Kafka Connect schema with this name belongs to an event that does not change a row."""
-    return _NAMES.fullmatch(name) is not None
+    return _SCHEMA_NAMES.fullmatch(name) is not None
 
 
 def is_other_event(record: bytes) -> bool:
@@ -33,21 +35,21 @@ def is_other_event(record: bytes) -> bool:
     if not isinstance(value, dict):
         return False
     if value.keys() != {"schema", "payload"}:
-        return _has_form(value)
+        return _has_event_fields(value)
     schema, payload = value["schema"], value["payload"]
     if payload is None:  # a tombstone, as some of Kafka Connect's converters write it (KAFKA-3832)
         return schema is None
     named = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
-    return named and isinstance(payload, dict) and _has_form(payload)
+    return named and isinstance(payload, dict) and _has_event_fields(payload)
 
 
-def _has_form(value: Mapping[str, Any]) -> bool:
+def _has_event_fields(value: Mapping[str, Any]) -> bool:
     fields = value.keys()
-    if fields == _OPTIONAL:
+    if fields == _OPTIONAL_FIELDS:
         return type(value["ts_ms"]) is int
-    if fields - _OPTIONAL == _END_FIELDS:
+    if fields - _OPTIONAL_FIELDS == _TRANSACTION_FIELDS:
         return _is_boundary(value)
-    if fields - _OPTIONAL == _SCHEMA_CHANGE_FIELDS:
+    if fields - _OPTIONAL_FIELDS == _SCHEMA_CHANGE_FIELDS:
         source, changes = value["source"], value["tableChanges"]
         is_event = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
         return is_event and isinstance(changes, list)

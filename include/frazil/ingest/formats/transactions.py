@@ -17,14 +17,14 @@ from frazil.ingest.binary_column import NULL
 from frazil.ingest.chunk import Chunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import FORMATS
-from frazil.ingest.source_log import positions
+from frazil.ingest.source_log import encode_positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
-_POSTGRES_ID = re.compile(r"(\d+):\d+")
+_POSTGRES_ID_PATTERN = re.compile(r"(\d+):\d+")
 """Pattern of PostgreSQL's transaction id, a colon, and the log position of the event."""
-_COMMIT_BEFORE = r'^\["(?P<lsn>[0-9]{1,18})"'
+_PREVIOUS_COMMIT = r'^\["(?P<lsn>[0-9]{1,18})"'
 """Pattern of the previous commit's log position: the first element of PostgreSQL's `source.sequence`, a JSON array."""
-_CHANGES = frozenset("cudt")
+_CHANGE_OPERATIONS = frozenset("cudt")
 MAX_ID_CHARACTERS = 200
 """Maximum length of a transaction id. Longer ids are shortened, and end with a hash of the whole id.
 
@@ -32,7 +32,7 @@ Markers, heartbeats and messages contain the ids.
 """
 
 
-class Said(NamedTuple):
+class EventTransaction(NamedTuple):
     """The transaction of a record. Tombstones and snapshot events have no transaction."""
 
     transaction: str = ""
@@ -53,7 +53,7 @@ class Said(NamedTuple):
     """Whether the record has a value that cannot be decoded."""
 
 
-class Ended(NamedTuple):
+class TransactionEnd(NamedTuple):
     """The end of a transaction."""
 
     transaction: str
@@ -66,30 +66,34 @@ class TransactionDecoder:
 
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
-        self._decode: Decoder = FORMATS[declared.type](content, _schema(), {})
+        self._decode: Decoder = FORMATS[declared.type](content, _metadata_schema(), {})
         self.unreadable = 0
         """Number of records that `read_ends` could not read. Each may have been the end of a transaction."""
 
-    def read_transactions(self, chunk: Chunk) -> list[Said]:
+    def read_transactions(self, chunk: Chunk) -> list[EventTransaction]:
         """Return the transaction of each record, in order."""
-        transactions = [Said(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
+        transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
             of = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
             names = [_nested_column(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
-            ops, places = rows["op"].to_pylist(), _positions(rows).to_pylist()
+            ops, places = rows["op"].to_pylist(), _log_positions(rows).to_pylist()
             for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
                 if transaction is None or order is None:
-                    transactions[i] = Said(unmarked=op in _CHANGES)
+                    transactions[i] = EventTransaction(unmarked=op in _CHANGE_OPERATIONS)
                 else:
-                    transactions[i] = Said(_shorten_id(transaction), order, position, _tables(*name))
+                    transactions[i] = EventTransaction(
+                        _shorten_id(transaction), order, position, _possible_table_names(*name)
+                    )
         return transactions
 
-    def read_ends(self, chunk: Chunk) -> list[Ended]:
+    def read_ends(self, chunk: Chunk) -> list[TransactionEnd]:
         """Return the transaction ends among the records. Records that cannot be read are counted in `unreadable`."""
         forms = [rows for _, rows in self._decode_forms(chunk)]
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
-            Ended(_shorten_id(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)})
+            TransactionEnd(
+                _shorten_id(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)}
+            )
             for rows in forms
             for row in rows.select(["status", "id", "data_collections"]).to_pylist()
             if row["status"] == "END" and row["id"] is not None and (counts := row["data_collections"])
@@ -119,7 +123,7 @@ def _nested_column(rows: pa.Table, struct: str, name: str) -> pa.Array:
 
 @lru_cache(maxsize=4096)
 def _shorten_id(transaction: str) -> str:
-    found = _POSTGRES_ID.fullmatch(transaction)
+    found = _POSTGRES_ID_PATTERN.fullmatch(transaction)
     known = found[1] if found else transaction
     if len(known) <= MAX_ID_CHARACTERS:
         return known
@@ -127,15 +131,15 @@ def _shorten_id(transaction: str) -> str:
     return f"{known[: MAX_ID_CHARACTERS - len(digest) - 1]}…{digest}"
 
 
-def _positions(rows: pa.Table) -> pa.Array:
+def _log_positions(rows: pa.Table) -> pa.Array:
     source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
     sequence = _nested_column(rows, "source", "sequence")
-    commit_before = pc.struct_field(pc.extract_regex(sequence, _COMMIT_BEFORE), "lsn").cast(pa.int64())
-    return positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
+    commit_before = pc.struct_field(pc.extract_regex(sequence, _PREVIOUS_COMMIT), "lsn").cast(pa.int64())
+    return encode_positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())})
 
 
 @lru_cache
-def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
+def _possible_table_names(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
     """Return the possible names of an event's table.
 
     `db.table` without a schema (MySQL); otherwise `schema.table` (PostgreSQL) and `db.schema.table` (other databases).
@@ -144,12 +148,12 @@ def _tables(db: str | None, schema: str | None, table: str | None) -> tuple[str,
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 
 
-def _schema() -> Schema:
+def _metadata_schema() -> Schema:
     """Return a schema for both forms of records: plain, and wrapped in `payload`."""
-    return Schema(*_fields(1), NestedField(100, "payload", StructType(*_fields(101)), required=False))
+    return Schema(*_metadata_fields(1), NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False))
 
 
-def _fields(first: int) -> list[NestedField]:
+def _metadata_fields(first: int) -> list[NestedField]:
     def struct(at: int, name: str, **kinds: Any) -> NestedField:
         fields = [NestedField(at + 1 + i, field, kind, required=False) for i, (field, kind) in enumerate(kinds.items())]
         return NestedField(at, name, StructType(*fields), required=False)

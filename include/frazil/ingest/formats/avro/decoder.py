@@ -15,30 +15,30 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
-from frazil.ingest.binary_arrays import fixed, read_only
+from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Rejection
+from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.formats.avro import operations as op
-from frazil.ingest.formats.avro.beyond import beyond_schema
-from frazil.ingest.formats.avro.json_text import NotJson, json_text
+from frazil.ingest.formats.avro.drift import find_drift
+from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
-from frazil.ingest.formats.avro.program import Fault, Program
-from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, names_in, parsed
-from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.avro.program import AvroProgram, Fault
+from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, field_names_at, parse_schema
+from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import BASE, DOMAIN, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
 from frazil.ingest.formats.other_events import is_other_schema
-from frazil.ingest.no_rows import no_rows
-from frazil.ingest.schema_drift import WHOLE, Path, SchemaDrift, Within, joined_drift, some_names
-from frazil.registry.client import Schemas, SchemaText, UnknownSchema
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
+from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
 FRAME_BYTES = 5
 """Number of bytes in the frame before a record: a zero byte and the schema's id, big-endian."""
-DECLARED = 0
+DECLARED_ID = 0
 """Id that stands for the declared schema, which is used for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
@@ -53,14 +53,14 @@ class AvroDecoder:
     _name = "avro"
     _max_depth = MAX_DEPTH
 
-    def __init__(self, schema: Schema, units: Mapping[int, str], schemas: Schemas | SchemaText) -> None:
+    def __init__(self, schema: Schema, units: Mapping[int, str], schemas: SchemaSource | SchemaText) -> None:
         """`schemas` is a registry for the ids in the records' frames, or the one schema of records without frames.
 
         Raises SpecError for a column type that Avro does not support.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
-        self._columns = Columns(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
+        self._columns = ColumnMemory(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
         self._program: Any = self._make_program(struct, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
@@ -70,7 +70,7 @@ class AvroDecoder:
         self._has_json_faults = False
         self._unknown: dict[int, tuple[str, ...]] = {}
         self._widening: bool | None = None
-        self._within: Sequence[Within] = WHOLE
+        self._within: Sequence[DriftScope] = WHOLE_RECORD
         self._beyond: dict[int, SchemaDrift] = {}
         self._drift: list[SchemaDrift] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
@@ -78,18 +78,18 @@ class AvroDecoder:
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
 
     def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return Program(struct, self._columns, units)
+        return AvroProgram(struct, self._columns, units)
 
     def withhold(self, hidden: Collection[Path]) -> None:
         self._program.withhold(hidden)
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._widening, self._within = widening, within
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         key = self._schema_id(record), tuple(path)
         if key not in self._names:
-            self._names[key] = frozenset(names_in(self._written[key[0]], path))
+            self._names[key] = frozenset(field_names_at(self._written[key[0]], path))
         return self._names[key]
 
     def is_other_event(self, record: bytes) -> bool:
@@ -97,15 +97,17 @@ class AvroDecoder:
         return written is not None and written.kind == "record" and is_other_schema(written.name)
 
     def _schema_id(self, record: bytes) -> int:
-        return DECLARED if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
+        return (
+            DECLARED_ID if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
+        )
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode the values. Rows keep the order of the records. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
         roots, content = self._split_frames(values, rejections)
-        tables, kept = [no_rows(self._columns.arrow_schema)], []
+        tables, kept = [empty_table(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], wrong, where)
@@ -120,7 +122,7 @@ class AvroDecoder:
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
         valid = np.concatenate([np.zeros(0, np.int64), *kept])
-        return Decoded(pa.concat_tables(tables), valid, found, joined_drift(self._drift))
+        return DecodedChunk(pa.concat_tables(tables), valid, found, join_drift(self._drift))
 
     def _read(
         self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
@@ -128,7 +130,7 @@ class AvroDecoder:
         """Read the records whose `roots` is not -1. Records for which `wrong` is not VALID have no row."""
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
-        data, starts, lengths = fixed(values)
+        data, starts, lengths = as_loop_arguments(values)
         roots, read = read_only(roots), 0
         while True:
             read, missing = self._read_records(
@@ -144,7 +146,7 @@ class AvroDecoder:
                 where,
             )
             if read == len(values):
-                with self._storing_json_texts(data):
+                with self._json_texts_in_columns(data):
                     return columns.table(data)
             if missing == len(columns.domains):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
@@ -152,7 +154,7 @@ class AvroDecoder:
                 columns.grow(missing)
 
     @contextmanager
-    def _storing_json_texts(self, data: NDArray[np.uint8]) -> Iterator[None]:
+    def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
         """Replace the encoded values in columns of JSON text by their JSON texts while the context is open."""
         columns, spans = self._columns, self._program.spans
         if not spans:
@@ -168,7 +170,7 @@ class AvroDecoder:
                 start, length = words[i].tolist()
                 if (operation := length >> SPAN_BITS) not in spans:  # already a string
                     continue
-                text = self._json_value(data[start : start + (length & _LENGTH_MASK)].tobytes(), operation)
+                text = self._convert_to_json(data[start : start + (length & _LENGTH_MASK)].tobytes(), operation)
                 if text is None:
                     columns.valid[node[FLAG] + i] = 0
                     text = b""
@@ -179,7 +181,7 @@ class AvroDecoder:
         yield
         columns.text = kept
 
-    def _json_value(self, value: bytes, operation: int) -> bytes | None:
+    def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
         """Return a value as JSON text; None if all its fields fill other columns. An invalid value becomes an error
         text with `_FAULT_PREFIX`.
         """
@@ -192,7 +194,7 @@ class AvroDecoder:
                 return text
             left = rest_of(text, part, nulls=False)
             return None if left is None else left.encode()
-        except NotJson as error:
+        except InvalidAvroValue as error:
             self._has_json_faults = True
             return _FAULT_PREFIX + str(error).encode()
 
@@ -201,7 +203,7 @@ class AvroDecoder:
         found: dict[int, Fault] = {}
         for name in rows.column_names if self._has_json_faults else ():
             for row, value in enumerate(rows.column(name).to_pylist()):
-                if (text := _json_fault(value)) is not None:
+                if (text := _find_json_fault(value)) is not None:
                     found.setdefault(row, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
         self._has_json_faults = False
         return found
@@ -215,16 +217,16 @@ class AvroDecoder:
         has_value = values.lengths > 0
         for i in np.flatnonzero(~has_value).tolist():
             tombstone = values.lengths[i] == NULL
-            rejections[i] = ("Tombstone", "the message has no value") if tombstone else EMPTY
+            rejections[i] = ("Tombstone", "the message has no value") if tombstone else EMPTY_FAULT
         if isinstance(self._schemas, SchemaText):
-            self._assign(roots, np.flatnonzero(has_value), DECLARED, rejections)
+            self._assign(roots, np.flatnonzero(has_value), DECLARED_ID, rejections)
             return roots, values
         framed = values.lengths >= FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         for i in np.flatnonzero(has_value & ~framed).tolist():
             rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
         places = np.flatnonzero(framed)
-        ids = schema_ids(values.data, values.starts[places])
+        ids = read_schema_ids(values.data, values.starts[places])
         if len(ids) and (ids == ids[0]).all():
             self._assign(roots, places, int(ids[0]), rejections)
         else:
@@ -277,23 +279,23 @@ class AvroDecoder:
         if found.type != "AVRO":
             return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is avro"
         try:
-            written = parsed(found.text, [text for _, text in found.references])
+            written = parse_schema(found.text, [text for _, text in found.references])
             root: int = self._program.add(written)
         except UnreadableSchema as error:
             return "UnreadableSchema", f"{what} is not a valid Avro schema: {error}"
         except TooLarge as error:
             return "UnreadableSchema", f"{what} is too large: {error}"
         self._written[schema_id] = written
-        self._note_unknown(schema_id, names_in(written, ()))
+        self._note_unknown(schema_id, field_names_at(written, ()))
         if self._widening is not None:
-            self._beyond[schema_id] = beyond_schema(written, self._struct, widening=self._widening).within(self._within)
+            self._beyond[schema_id] = find_drift(written, self._struct, widening=self._widening).within(self._within)
         return root
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
         """If none of a schema's fields fills a column, store a few of its field names, to be reported as drift."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
-        self._unknown[schema_id] = some_names(names) or ("",)
+        self._unknown[schema_id] = select_names(names) or ("",)
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == op.UNFIT:
@@ -304,21 +306,21 @@ class AvroDecoder:
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
-def _json_fault(value: object) -> str | None:
+def _find_json_fault(value: object) -> str | None:
     """Return the error text if a part of a column's value could not become JSON text; otherwise None."""
     if isinstance(value, str):
         return value.removeprefix(_FAULT_PREFIX.decode()) if value.startswith(_FAULT_PREFIX.decode()) else None
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return next((text for part in parts if (text := _json_fault(part)) is not None), None)
+    return next((text for part in parts if (text := _find_json_fault(part)) is not None), None)
 
 
 _FAULT_PREFIX = b"\0frazil: "
 """Prefix of the error text that replaces a value that could not be read."""
 _LENGTH_MASK = (1 << SPAN_BITS) - 1
-EMPTY: Fault = ("Empty", "the message's value is empty")
+EMPTY_FAULT: Fault = ("Empty", "the message's value is empty")
 
 
-def schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
+def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     """Return the schema ids of the frames that start at these positions."""
     found = np.zeros(len(starts), np.int64)
     for i in range(1, FRAME_BYTES):

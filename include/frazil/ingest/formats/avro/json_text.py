@@ -27,12 +27,12 @@ _ERA_DAYS = 146_097
 """Number of days in 400 years."""
 
 
-class NotJson(Exception):
+class InvalidAvroValue(Exception):
     """The bytes are not a valid value of the Avro type."""
 
 
 @dataclass(slots=True)
-class _Blocks:
+class _OpenContainer:
     """An array or map that is being written. `left` is the number of elements left in the current block."""
 
     element: AvroType
@@ -46,44 +46,44 @@ def json_text(data: bytes, written: AvroType) -> str:
     try:
         return _write(_Reader(data), written)
     except (IndexError, ValueError, KeyError, struct.error, OverflowError) as error:
-        raise NotJson(str(error)) from None
+        raise InvalidAvroValue(str(error)) from None
 
 
 def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
     out: list[str] = []
-    todo: list[AvroType | _Blocks | str] = [written]  # a stack, because values may be nested 500 deep
+    todo: list[AvroType | _OpenContainer | str] = [written]  # a stack, because values may be nested 500 deep
     elements = len(of.data) + MAX_EMPTY_ELEMENTS
     while todo:
         one = todo.pop()
         if isinstance(one, str):
             out.append(one)
-        elif isinstance(one, _Blocks):
+        elif isinstance(one, _OpenContainer):
             if not one.left and not one.began:
                 out.append("{" if one.is_map else "[")
-            one.left = one.left or of.block()
+            one.left = one.left or of.read_block_count()
             if not one.left:
                 out.append("}" if one.is_map else "]")
                 continue
             out.append("," if one.began else "")
             one.left, one.began, elements = one.left - 1, True, elements - 1
             if elements < 0:
-                raise NotJson("a block has more elements than bytes")
+                raise InvalidAvroValue("a block has more elements than bytes")
             todo += [one, one.element]
             if one.is_map:
-                out.append(_quote(of.blob().decode()) + ":")
+                out.append(_quote_text(of.read_blob().decode()) + ":")
         elif one.kind == "union":
             todo.append(one.parts[of.index(len(one.parts))])
         elif one.kind == "record":
             out.append("{")
             todo.append("}")
             for i, (names, part) in reversed([*enumerate(zip(one.fields, one.parts, strict=True))]):
-                todo += [part, f"{',' if i else ''}{_quote(names[0])}:"]
+                todo += [part, f"{',' if i else ''}{_quote_text(names[0])}:"]
         elif one.kind in ("array", "map"):
-            todo.append(_Blocks(one.parts[0], one.kind == "map"))
+            todo.append(_OpenContainer(one.parts[0], one.kind == "map"))
         else:
             out.append(_SCALARS[one.kind](of, one))
     if of.at != len(of.data):
-        raise NotJson("the value has bytes after its end")
+        raise InvalidAvroValue("the value has bytes after its end")
     return "".join(out)
 
 
@@ -91,7 +91,7 @@ class _Reader:
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
 
-    def varint(self) -> int:
+    def read_varint(self) -> int:
         value = shift = 0
         while True:
             octet = self.data[self.at]
@@ -102,29 +102,29 @@ class _Reader:
             shift += 7
 
     def index(self, count: int) -> int:
-        found = self.varint()
+        found = self.read_varint()
         if not 0 <= found < count:
-            raise NotJson("no such branch or symbol")
+            raise InvalidAvroValue("no such branch or symbol")
         return found
 
-    def block(self) -> int:
+    def read_block_count(self) -> int:
         """Return the number of elements in the next block."""
-        count = self.varint()
+        count = self.read_varint()
         if count < 0:
-            self.varint()  # skip the block's size in bytes
+            self.read_varint()  # skip the block's size in bytes
         return abs(count)
 
     def take(self, size: int) -> bytes:
         if size < 0 or self.at + size > len(self.data):
-            raise NotJson("the value ends early")
+            raise InvalidAvroValue("the value ends early")
         self.at += size
         return self.data[self.at - size : self.at]
 
-    def blob(self) -> bytes:
-        return self.take(self.varint())
+    def read_blob(self) -> bytes:
+        return self.take(self.read_varint())
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -132,42 +132,42 @@ def _number_text(value: float, text: str) -> str:
     return text if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
 
 
-def _boolean(of: _Reader, _: AvroType) -> str:
+def _read_boolean(of: _Reader, _: AvroType) -> str:
     return ("false", "true")[of.take(1)[0]]
 
 
-def _integer(of: _Reader, written: AvroType) -> str:
-    value, logical = of.varint(), written.logical
+def _read_integer(of: _Reader, written: AvroType) -> str:
+    value, logical = of.read_varint(), written.logical
     if logical == "date":
-        return f'"{_day(value)}"'
+        return f'"{_date_text(value)}"'
     if logical.startswith("time-"):
-        return f'"{_clock(value * _MICROSECONDS[logical.rpartition("-")[2]] * 1000)}"'
+        return f'"{_time_text(value * _MICROSECONDS[logical.rpartition("-")[2]] * 1000)}"'
     if logical:
         nanos = value * 1000 * _MICROSECONDS.get(logical.rpartition("-")[2], 0) or value
         days, rest = divmod(nanos, 86_400 * 10**9)
-        return f'"{_day(days)}T{_clock(rest)}{"" if logical.startswith("local") else "Z"}"'
+        return f'"{_date_text(days)}T{_time_text(rest)}{"" if logical.startswith("local") else "Z"}"'
     return str(value)
 
 
-def _day(days: int) -> str:
+def _date_text(days: int) -> str:
     eras, day = divmod(days + _EPOCH - 1, _ERA_DAYS)
     found = date.fromordinal(day + 1)
     return f"{found.year + 400 * eras:04}-{found.month:02}-{found.day:02}"
 
 
-def _clock(nanos: int) -> str:
+def _time_text(nanos: int) -> str:
     seconds, fraction = divmod(nanos, 10**9)
     digits = f"{fraction:09}".rstrip("0")
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{clock}.{digits}" if digits else clock
 
 
-def _float(of: _Reader, _: AvroType) -> str:
+def _read_float(of: _Reader, _: AvroType) -> str:
     (value,) = struct.unpack("<f", of.take(4))
     return _number_text(value, str(np.float32(value)))
 
 
-def _double(of: _Reader, _: AvroType) -> str:
+def _read_double(of: _Reader, _: AvroType) -> str:
     (value,) = struct.unpack("<d", of.take(8))
     return _number_text(value, repr(value))
 
@@ -182,13 +182,13 @@ def _bytes_text(data: bytes, written: AvroType) -> str:
 
 _SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
     "null": lambda _, __: "null",
-    "boolean": _boolean,
-    "int": _integer,
-    "long": _integer,
-    "float": _float,
-    "double": _double,
-    "string": lambda of, _: _quote(of.blob().decode()),
-    "bytes": lambda of, written: _bytes_text(of.blob(), written),
+    "boolean": _read_boolean,
+    "int": _read_integer,
+    "long": _read_integer,
+    "float": _read_float,
+    "double": _read_double,
+    "string": lambda of, _: _quote_text(of.read_blob().decode()),
+    "bytes": lambda of, written: _bytes_text(of.read_blob(), written),
     "fixed": lambda of, written: _bytes_text(of.take(written.size), written),
-    "enum": lambda of, written: _quote(written.symbols[of.index(len(written.symbols))]),
+    "enum": lambda of, written: _quote_text(written.symbols[of.index(len(written.symbols))]),
 }

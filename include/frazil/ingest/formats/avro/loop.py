@@ -79,7 +79,7 @@ from frazil.ingest.formats.avro.operations import (
     VARINT,
     WIDE_INT,
 )
-from frazil.ingest.formats.json.moments import NEVER, clock, days, timestamp
+from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import BASE, DATE, FLAG, INNER, KIND, TIME, Numbers
 from frazil.ingest.formats.json.nodes import FLOAT as FLOAT_NODE
 from frazil.ingest.formats.json.numbers import times_ten
@@ -87,7 +87,7 @@ from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
-FULL = 64
+NO_ROOM = 64
 """Result code NO_ROOM + d: domain d needs more room, and the record must be read again.
 
 If d is the number of domains, the hash table of map keys needs more room.
@@ -105,7 +105,7 @@ MAX_EMPTY_ELEMENTS = 64
 Each element takes memory, and a chunk has many records.
 """
 
-_HIGHEST = np.int64(-0x7F7F7F7F7F7F7F80)
+_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 _0, _1 = np.uint64(0), np.uint64(1)
 
 
@@ -127,7 +127,7 @@ class Scratch(NamedTuple):
 
 
 @loop
-def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
+def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
     """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
     if p >= end:
         return -ENDS_EARLY, 0
@@ -148,11 +148,11 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 
 @loop
-def span(b: Octets, p: int, end: int) -> tuple[int, int]:
+def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read the length of a length-prefixed value. Returns the value's start (or a negative error code), and its
     length.
     """
-    p, length = varint(b, p, end)
+    p, length = read_varint(b, p, end)
     if p < 0:
         return p, 0
     if length < 0:
@@ -166,7 +166,7 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 def is_utf8(b: Octets, p: int, end: int) -> bool:
     address = np.int64(b.ctypes.data)
     while p < end:
-        while p + 8 <= end and load64(address + p) & _HIGHEST == 0:
+        while p + 8 <= end and load64(address + p) & _HIGH_BITS == 0:
             p += 8
         if p < end:
             if b[p] < 128:
@@ -208,13 +208,13 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
         text[i] = b[p + i]
     text[length : 2 * MAX_MOMENT_LENGTH] = QUOTE  # the parser reads some characters ahead
     if kind == DATE:
-        after, words[at] = 10, days(text, 0)
-        if words[at] == NEVER:
+        after, words[at] = 10, parse_date(text, 0)
+        if words[at] == INVALID_DATE:
             return False
     elif kind == TIME:
-        after, words[at] = clock(text, 0)
+        after, words[at] = parse_time(text, 0)
     else:
-        after, words[at] = timestamp(text, 0)
+        after, words[at] = parse_timestamp(text, 0)
     if (kind == DATE or kind == TIME) and after >= 0 and text[after] == LETTER_Z:
         after += 1
     return after == length
@@ -305,10 +305,10 @@ def read_value(
     kind, node = ops[op, OPERATION], ops[op, NODE]
     if kind <= BLOB:
         if kind == BLOB:
-            p, length = span(b, p, end)
+            p, length = read_span(b, p, end)
             return p + length if p >= 0 else p
         if kind == VARINT:
-            p, _ = varint(b, p, end)
+            p, _ = read_varint(b, p, end)
             return p
         length = ops[op, SIZE] if kind == FIXED_BYTES else 0
         return p + length if length <= end - p else -ENDS_EARLY
@@ -318,7 +318,7 @@ def read_value(
     valid[nodes[node, FLAG] + e] = 1
     at = nodes[node, BASE] + e
     if kind == INTEGER or kind == INTEGER_AS_FLOAT or kind == INTEGER_AS_DECIMAL:
-        p, value = varint(b, p, end)
+        p, value = read_varint(b, p, end)
         if p < 0:
             return p
         if ops[op, BITS] == 32 and not -(2**31) <= value < 2**31:
@@ -339,7 +339,7 @@ def read_value(
             words[at] = value * factor
         return p
     if kind == TEXT or kind == BYTES:
-        p, length = span(b, p, end)
+        p, length = read_span(b, p, end)
         if p < 0:
             return p
         if kind == TEXT and not is_utf8(b, p, p + length):
@@ -370,7 +370,7 @@ def read_value(
         words[at] = b[p]
         return p + 1
     if kind == ENUM:
-        p, symbol = varint(b, p, end)
+        p, symbol = read_varint(b, p, end)
         if p < 0:
             return p
         if not 0 <= symbol < ops[op, COUNT]:
@@ -384,7 +384,7 @@ def read_value(
         if length > end - p:
             return -ENDS_EARLY
     else:
-        p, length = span(b, p, end)
+        p, length = read_span(b, p, end)
         if p < 0:
             return p
         if kind == BYTES_AS_FIXED and length != ops[op, SIZE]:
@@ -431,7 +431,7 @@ def read_record(
                 return -after, op, p
             p = after
         elif kind == UNION:
-            after, branch = varint(b, p, end)
+            after, branch = read_varint(b, p, end)
             if after < 0:
                 return -after, op, p
             if not 0 <= branch < ops[op, COUNT]:
@@ -476,12 +476,12 @@ def read_record(
                 continue
             is_map = ops[outer, OPERATION] == MAP
             if frames[depth, 1] == 0:
-                after, count = varint(b, p, end)
+                after, count = read_varint(b, p, end)
                 if after < 0:
                     return -after, outer, p
                 octets = -1
                 if count < 0:
-                    after, octets = span(b, after, end)
+                    after, octets = read_span(b, after, end)
                     if after < 0:
                         return -after, outer, p
                     count = -count
@@ -500,7 +500,7 @@ def read_record(
                         if is_map:
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
-                                return FULL + len(domains), outer, p
+                                return NO_ROOM + len(domains), outer, p
                             if has_duplicate_key(b, nodes[node + 1, BASE], first, used, words, slots, seed):
                                 return REPEATED_KEY, outer, p
                         words[to] = used
@@ -515,10 +515,10 @@ def read_record(
                 inner = nodes[node, INNER]
                 e = domains[inner, USED]
                 if e >= domains[inner, ROOM]:
-                    return FULL + inner, outer, p
+                    return NO_ROOM + inner, outer, p
                 domains[inner, USED] += 1
             if is_map:
-                after, length = span(b, p, end)
+                after, length = read_span(b, p, end)
                 if after < 0:
                     return -after, outer, p
                 p = after + length
@@ -569,8 +569,8 @@ def read_records(
             continue
         for d in range(len(domains)):
             domains[d, USED] = domains[d, BEFORE]
-        if found >= FULL:
-            return i, found - FULL
+        if found >= NO_ROOM:
+            return i, found - NO_ROOM
         wrong[i] = found
         where[i, 0] = op
         where[i, 1] = p - start

@@ -16,12 +16,12 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.loop import Plan
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge
-from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
-_SKIPPED = {
+_SKIP_OPERATIONS = {
     "null": (op.NOTHING, 0),
     "boolean": (op.FIXED_BYTES, 1),
     "int": (op.VARINT, 0),
@@ -48,7 +48,7 @@ Fault = tuple[str, str]
 """Error class and text."""
 
 
-class Target(NamedTuple):
+class TargetColumn(NamedTuple):
     """A column, or a part of a nested column."""
 
     kind: iceberg.IcebergType
@@ -57,16 +57,16 @@ class Target(NamedTuple):
     path: str
 
 
-class BaseProgram:
+class LoopProgram:
     """The operations of all schemas added so far. Adding a schema replaces `plan`."""
 
     _width: int
     """Number of columns in the table of operations."""
 
-    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         self._columns = columns
         self._units = units
-        self._record = Target(schema, 0, -1, "")
+        self._record = TargetColumn(schema, 0, -1, "")
         self._rows: list[list[int]] = []
         self._max_rows = 0
         self._places: list[int] = []
@@ -89,7 +89,7 @@ class BaseProgram:
         """Build `plan` from the operations added so far."""
         self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
 
-    def _add_row(self, kind: int, target: Target) -> int:
+    def _add_row(self, kind: int, target: TargetColumn) -> int:
         """Add an operation, and return its number. Raises TooLarge."""
         if len(self._rows) >= self._max_rows:
             raise TooLarge(f"its types take more than {MAX_OPERATIONS:,} operations to read into the columns")
@@ -98,7 +98,7 @@ class BaseProgram:
         self._paths.append(target.path)
         return len(self._rows) - 1
 
-    def _set(self, row: int, column: int, value: int) -> None:
+    def _set_field(self, row: int, column: int, value: int) -> None:
         self._rows[row][column] = int(value)
 
     def _intern_symbol(self, symbol: str) -> tuple[int, int]:
@@ -110,12 +110,12 @@ class BaseProgram:
         return self._symbols[symbol], len(encoded)
 
 
-class Program(BaseProgram):
+class AvroProgram(LoopProgram):
     """The operations that read records of Avro schemas into the columns."""
 
     _width = op.WIDTH
 
-    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         super().__init__(schema, columns, units)
         self._skips: dict[int, int] = {}
         self._kept_types: list[AvroType] = []
@@ -150,7 +150,7 @@ class Program(BaseProgram):
         self._complete_plan()
         return root
 
-    def _add_operation(self, written: AvroType, target: Target) -> int:  # noqa: PLR0911 - one for each kind of type
+    def _add_operation(self, written: AvroType, target: TargetColumn) -> int:  # noqa: PLR0911 - one for each kind of type
         if written.kind == "union":
             row = self._add_row(op.UNION, target)
             branches = [self._add_operation(branch, target) for branch in written.parts]
@@ -172,42 +172,42 @@ class Program(BaseProgram):
                 return self._add_record(written, target, target.kind)
             case "array", iceberg.ListType():
                 field = target.kind.element_field
-                inside = Target(field.field_type, target.node + 1, field.field_id, f"{target.path}.element")
+                inside = TargetColumn(field.field_type, target.node + 1, field.field_id, f"{target.path}.element")
                 place = self._add_row(op.ARRAY, target)
-                self._set(place, op.EMPTY, may_be_empty(written.parts[0]))
+                self._set_field(place, op.EMPTY, may_be_empty(written.parts[0]))
                 return self._set_places(place, [self._add_operation(written.parts[0], inside)])
             case "map", iceberg.MapType():
                 field = target.kind.value_field
-                inside = Target(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
+                inside = TargetColumn(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
                 return self._set_places(self._add_row(op.MAP, target), [self._add_operation(written.parts[0], inside)])
             case "enum", iceberg.StringType():
                 places = [place for symbol in written.symbols for place in self._intern_symbol(symbol)]
                 place = self._set_places(self._add_row(op.ENUM, target), places)
-                self._set(place, op.COUNT, len(written.symbols))
+                self._set_field(place, op.COUNT, len(written.symbols))
                 return place
-        columns = scalar(written, target.kind, self._units.get(target.field_id))
+        columns = scalar_operation(written, target.kind, self._units.get(target.field_id))
         if columns is None:
             what = "the record" if target.node == 0 else f"a column of type {target.kind}"
             return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
         row = self._add_row(columns.pop(op.OPERATION), target)
         for column, value in columns.items():
-            self._set(row, column, value)
+            self._set_field(row, column, value)
         return row
 
-    def _add_record(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+    def _add_record(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
         place = self._add_all_fields(written, target, kind)
         if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
             return place
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
-        row = self._add_row(op.SPAN, Target(iceberg.StringType(), rest, -1, target.path))
+        row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
         self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
         return self._set_places(row, [place])
 
-    def _add_all_fields(self, written: AvroType, target: Target, kind: iceberg.StructType) -> int:
+    def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
-            field.name: Target(
+            field.name: TargetColumn(
                 field.field_type, int(self._columns.lists[first + i]), field.field_id, _nested_path(target, field.name)
             )
             for i, field in enumerate(kind.fields)
@@ -229,8 +229,8 @@ class Program(BaseProgram):
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
         self._set_places(row, places)
-        self._set(row, op.FIRST_UNFILLED, len(self._places))
-        self._set(row, op.UNFILLED, len(unfilled))
+        self._set_field(row, op.FIRST_UNFILLED, len(self._places))
+        self._set_field(row, op.UNFILLED, len(unfilled))
         self._places += [inside.node for inside in unfilled]
         return row
 
@@ -238,37 +238,37 @@ class Program(BaseProgram):
         """Return the operation that skips a value of this type. It is added if it is missing. Types can be
         recursive.
         """
-        nowhere = Target(iceberg.BooleanType(), -1, -1, path)
+        nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, path)
         left, nested = [written], []
         while left:
             one = left.pop()
             if id(one) in self._skips:
                 continue
-            kind, size = _SKIPPED.get(one.kind, (op.FIXED_BYTES, one.size))
+            kind, size = _SKIP_OPERATIONS.get(one.kind, (op.FIXED_BYTES, one.size))
             row = self._skips[id(one)] = self._add_row(kind, nowhere)
-            self._set(row, op.SIZE, size)
+            self._set_field(row, op.SIZE, size)
             if one.parts:
                 nested.append((row, one.parts))
                 left += one.parts
-            self._set(row, op.EMPTY, one.kind == "array" and may_be_empty(one.parts[0]))
+            self._set_field(row, op.EMPTY, one.kind == "array" and may_be_empty(one.parts[0]))
         for row, parts in nested:
             self._set_places(row, [self._skips[id(part)] for part in parts])
         return self._skips[id(written)]
 
-    def _add_rejection(self, target: Target, error_class: str, text: str) -> int:
+    def _add_rejection(self, target: TargetColumn, error_class: str, text: str) -> int:
         """Add an operation that rejects the record with this error, and return its number."""
         row = self._add_row(op.REFUSED, target)
         self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
     def _set_places(self, row: int, places: list[int]) -> int:
-        self._set(row, op.FIRST, len(self._places))
-        self._set(row, op.COUNT, len(places))
+        self._set_field(row, op.FIRST, len(self._places))
+        self._set_field(row, op.COUNT, len(places))
         self._places += places
         return row
 
 
-def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
+def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
     """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
@@ -280,21 +280,21 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
         case "boolean", iceberg.BooleanType():
             return {op.OPERATION: op.BOOLEAN}
         case (("int" | "long"), iceberg.IntegerType()):
-            return _integer(bits, _INT)
+            return _integer_operation(bits, _INT)
         case (("int" | "long"), iceberg.LongType()):
-            return _integer(bits, _LONG)
+            return _integer_operation(bits, _LONG)
         case (("int" | "long"), iceberg.FloatType() | iceberg.DoubleType()):
             return {op.OPERATION: op.INTEGER_AS_FLOAT, op.BITS: bits}
         case (("int" | "long"), iceberg.DecimalType()):
-            return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_limit(0, kind)}
+            return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_decimal_fields(0, kind)}
         case "int", iceberg.DateType() if written.logical == "date":
-            return _integer(bits, _INT)
+            return _integer_operation(bits, _INT)
         case "int", iceberg.TimeType() if written.logical == "time-millis":
-            return _integer(bits, (0, _DAY_MS - 1), 1000)
+            return _integer_operation(bits, (0, _DAY_MS - 1), 1000)
         case "long", iceberg.TimeType() if written.logical == "time-micros":
-            return _integer(bits, (0, 1000 * _DAY_MS - 1))
+            return _integer_operation(bits, (0, 1000 * _DAY_MS - 1))
         case (("int" | "long"), iceberg.TimestampType() | iceberg.TimestamptzType()):
-            return _timestamp(written, kind, unit, bits)
+            return _timestamp_operation(written, kind, unit, bits)
         case "float", iceberg.FloatType() | iceberg.DoubleType():
             return {op.OPERATION: op.FLOAT}
         case "double", iceberg.FloatType() | iceberg.DoubleType():
@@ -319,11 +319,13 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             if written.scale > scale:
                 return None
             of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
-            return {op.OPERATION: of, op.SIZE: written.size, **_limit(written.scale, kind)}
+            return {op.OPERATION: of, op.SIZE: written.size, **_decimal_fields(written.scale, kind)}
     return None
 
 
-def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, bits: int) -> dict[int, int] | None:
+def _timestamp_operation(
+    written: AvroType, kind: iceberg.IcebergType, unit: str | None, bits: int
+) -> dict[int, int] | None:
     local = written.logical.startswith("local-")
     if written.logical.removeprefix("local-").startswith("timestamp-"):
         unit = _UNITS[written.logical.rpartition("-")[2]]
@@ -333,10 +335,10 @@ def _timestamp(written: AvroType, kind: iceberg.IcebergType, unit: str | None, b
         return None
     factor = _MICROSECONDS[unit]
     highest = _LONG[1] // max(factor, 1)
-    return _integer(bits, _LONG if factor <= 1 else (-highest, highest), factor)
+    return _integer_operation(bits, _LONG if factor <= 1 else (-highest, highest), factor)
 
 
-def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
+def _integer_operation(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
     return {
         op.OPERATION: op.INTEGER,
         op.BITS: bits,
@@ -346,7 +348,7 @@ def _integer(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, i
     }
 
 
-def _limit(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
+def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     """Return the operation's fields for a decimal of this scale: its limit, and how many times it is multiplied by
     ten.
     """
@@ -403,5 +405,5 @@ def may_be_empty(written: AvroType) -> bool:
     return True
 
 
-def _nested_path(target: Target, name: str) -> str:
+def _nested_path(target: TargetColumn, name: str) -> str:
     return f"{target.path}.{name}" if target.path else name

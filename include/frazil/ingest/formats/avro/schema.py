@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from frazil.ingest.formats.json.text import too_deep
+from frazil.ingest.formats.json.text import is_too_deep
 
-JSON_NAME = "io.debezium.data.Json"
+DEBEZIUM_JSON = "io.debezium.data.Json"
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-_LOGICAL = {
+_LOGICAL_TYPES = {
     "date": ("int",),
     "time-millis": ("int",),
     "time-micros": ("long",),
@@ -66,22 +66,22 @@ class AvroType:
         return f"{self.logical} ({plain})" if self.logical else plain
 
 
-def names_in(written: AvroType, path: Sequence[str]) -> Iterator[str]:
+def field_names_at(written: AvroType, path: Sequence[str]) -> Iterator[str]:
     """Yield the names and aliases of the fields of the nested record at this path."""
     for record in written.parts if written.kind == "union" else [written]:
         for names, part in zip(record.fields, record.parts, strict=False):
             if not path:
                 yield from names
             elif path[0] in names:
-                yield from names_in(part, path[1:])
+                yield from field_names_at(part, path[1:])
 
 
-def parsed(text: str, references: Sequence[str] = ()) -> AvroType:
+def parse_schema(text: str, references: Sequence[str] = ()) -> AvroType:
     """Parse a schema's JSON. `references` are the schemas that it refers to, in order of dependency.
 
     Raises UnreadableSchema.
     """
-    if any(too_deep(one.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for one in (*references, text)):
+    if any(is_too_deep(one.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for one in (*references, text)):
         raise UnreadableSchema(f"its JSON is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     parser = _SchemaParser()
     try:
@@ -160,9 +160,9 @@ class _SchemaParser:
 
 def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
     """Apply the declared logical type. Unknown and invalid logical types are ignored."""
-    found.is_json = declared.get("connect.name") == JSON_NAME
+    found.is_json = declared.get("connect.name") == DEBEZIUM_JSON
     logical = declared.get("logicalType")
-    if isinstance(logical, str) and found.kind in _LOGICAL.get(logical, ()):
+    if isinstance(logical, str) and found.kind in _LOGICAL_TYPES.get(logical, ()):
         if logical == "decimal":
             precision, scale = declared.get("precision"), declared.get("scale", 0)
             if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:

@@ -9,16 +9,16 @@ import numpy as np
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
-from frazil.ingest.binary_arrays import fixed, invalid_utf8
+from frazil.ingest.binary_arrays import as_loop_arguments, locate_invalid_utf8
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Rejection, joined
+from frazil.ingest.decode import DecodedChunk, Rejection, join_results
 from frazil.ingest.formats.csv import loop
-from frazil.ingest.formats.csv.lines import VALID, Line
+from frazil.ingest.formats.csv.lines import VALID, LineReader
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec.formats import CsvFormat
 
-PIECE_BYTES = 8 * 2**20
+JSON_BUFFER_BYTES = 8 * 2**20
 """Size of the buffer for JSON text. A chunk that needs more is decoded in parts."""
 
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType)
@@ -30,21 +30,21 @@ class CsvDecoder:
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError for a column type that CSV does not support."""
         self._decode = JsonDecoder(schema, units)
-        self._line = Line(declared)
+        self._line = LineReader(declared)
         fields = {field.name: field for field in schema.fields}
         wanted = [fields.get(name) for name in declared.columns]
-        names = [b"" if field is None else b",%s:" % _quote(field.name) for field in wanted]
+        names = [b"" if field is None else b",%s:" % _quote_name(field.name) for field in wanted]
         self._format = loop.LineFormat(
             np.frombuffer(b"".join(names), np.uint8),
             np.cumsum([0, *map(len, names)]),
-            np.array([_kind(field, units) for field in wanted], np.int64),
+            np.array([_json_kind(field, units) for field in wanted], np.int64),
             np.frombuffer(declared.null.encode(), np.uint8),
             ord(declared.delimiter),
             -1 if declared.quote is None else ord(declared.quote),
         )
-        self._room = np.empty(PIECE_BYTES, np.uint8)
+        self._room = np.empty(JSON_BUFFER_BYTES, np.uint8)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode the values. Within each part, rows whose JSON was read one by one come last."""
         values = chunk.values
         parts, done = [], 0
@@ -52,16 +52,16 @@ class CsvDecoder:
             until, part = self._decode_part(values, done)
             parts.append(part)
             done = until
-        return joined(parts) if parts else self._decode(chunk)
+        return join_results(parts) if parts else self._decode(chunk)
 
-    def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+    def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
         """Decode as many records as fit into the buffer for their JSON, starting at index `first`.
 
         Returns the index after the last decoded record, and the result.
         """
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = loop.write_objects(
-            *fixed(values),
+            *as_loop_arguments(values),
             first,
             self._format,
             self._room,
@@ -71,21 +71,21 @@ class CsvDecoder:
         if needed:
             return self._decode_large(needed, values, first)
         valid = first + np.flatnonzero(outcomes[first:until] == VALID)
-        at = invalid_utf8(values.take(valid))
+        at = locate_invalid_utf8(values.take(valid))
         good = valid[at < 0]
         objects = BinaryColumn(self._room, places[0, good], places[1, good])
         decoded = self._decode(Chunk.of_column(objects)).with_indexes(good)
         rejections = [
-            Rejection(i, *self._line.fault(values[i], int(outcomes[i])))
+            Rejection(i, *self._line.explain_rejection(values[i], int(outcomes[i])))
             for i in (first + np.flatnonzero(outcomes[first:until] != VALID)).tolist()
         ]
         rejections += [
             Rejection(int(i), "InvalidUtf8", f"the value is not UTF-8 (byte {byte})")
             for i, byte in zip(valid[at >= 0], at[at >= 0], strict=True)
         ]
-        return until, joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+        return until, join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
-    def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, Decoded]:
+    def _decode_large(self, needed: int, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
         """Decode only the record at index `first`, whose JSON needs a larger buffer. The buffer is then released.
 
         Returns the index after the record, and the result.
@@ -98,7 +98,7 @@ class CsvDecoder:
         return first + 1, part.with_indexes(np.array([first]))
 
 
-def _kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
+def _json_kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
     """Return the kind of JSON value as which a field is written."""
     if field is None:
         return loop.SKIPPED
@@ -109,6 +109,6 @@ def _kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:
     return loop.NUMBER if isinstance(field.field_type, _NUMBERS) or field.field_id in units else loop.TRIMMED
 
 
-def _quote(name: str) -> bytes:
+def _quote_name(name: str) -> bytes:
     text: str = json.dumps(name, ensure_ascii=False)
     return text.encode()

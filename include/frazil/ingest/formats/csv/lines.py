@@ -12,7 +12,7 @@ VALID, NO_VALUE, EMPTY, WRONG_COUNT, NO_CLOSING_QUOTE, AFTER_QUOTE, SEVERAL_LINE
 _GZIP = b"\x1f\x8b"
 
 
-class Line:
+class LineReader:
     """Reads individual lines of one format, for error texts."""
 
     def __init__(self, declared: CsvFormat) -> None:
@@ -25,7 +25,7 @@ class Line:
         either = plain if quote is None else rf"(?:{quote}((?:[^{quote}]|{quote}{quote})*+){quote}|{plain})"
         self._field = re.compile(rf"{either}({delimiter}|\Z)")
 
-    def fault(self, record: bytes | None, outcome: int) -> tuple[str, str]:
+    def explain_rejection(self, record: bytes | None, outcome: int) -> tuple[str, str]:
         """Return the error class and text for a record that cannot become a row."""
         quote, columns = self._quote, self._columns
         texts = {
@@ -42,10 +42,10 @@ class Line:
                 "the value is compressed with gzip (it begins with 1f 8b): write plain CSV, and let the producer's "
                 "compression.type compress it"
             )
-        found = self._count(record or b"")
+        found = self._count_fields(record or b"")
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
-    def _count(self, record: bytes) -> int:
+    def _count_fields(self, record: bytes) -> int:
         """Return the number of fields in the line. Splits only lines with quotes, because splitting is slow."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))

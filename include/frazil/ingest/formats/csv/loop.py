@@ -146,7 +146,7 @@ def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: b
 
 
 @loop
-def field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
+def find_field_end(b: Octets, p: int, end: int, delimiter: int, quote: int, is_quoted: bool) -> tuple[int, int]:
     """Return the end of the field whose content begins at `p`, and VALID or an error code."""
     if is_quoted:
         while p < end:
@@ -174,7 +174,7 @@ def is_null(b: Octets, p: int, end: int, null: Octets) -> bool:
 
 
 @loop
-def line_end(b: Octets, p: int, end: int) -> int:
+def find_line_end(b: Octets, p: int, end: int) -> int:
     """Return the end of a record without its line ending."""
     if p < end and b[end - 1] == _NEWLINE:
         end -= 1
@@ -200,7 +200,7 @@ def write_object(
             return at, WRONG_COUNT
         is_quoted = p < end and b[p] == quote
         content = p + 1 if is_quoted else p
-        p, wrong = field_end(b, content, end, delimiter, quote, is_quoted)
+        p, wrong = find_field_end(b, content, end, delimiter, quote, is_quoted)
         if wrong != VALID:
             return at, wrong
         if kinds[f] != SKIPPED and (is_quoted or not is_null(b, content, p, null)):
@@ -248,7 +248,7 @@ def write_objects(
         needed = len(line_format.names) + 2 * len(line_format.kinds) + 3 + max_json_bytes(data, p, end)
         if at + needed > len(to):
             return record, needed if at == 0 else 0
-        end = line_end(data, p, end)
+        end = find_line_end(data, p, end)
         done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
         if p < end:
             done, outcome = write_object(data, p, end, line_format, to, at)

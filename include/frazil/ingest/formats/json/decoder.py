@@ -15,31 +15,31 @@ from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.binary_arrays import fixed
+from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Rejection, joined
-from frazil.ingest.formats.columns import Columns
+from frazil.ingest.decode import DecodedChunk, Rejection, join_results
+from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json import new_keys
-from frazil.ingest.formats.json.beyond import BeyondSchema
-from frazil.ingest.formats.json.pieces import pieces
-from frazil.ingest.formats.json.record import RecordReader, Row, names, names_of
+from frazil.ingest.formats.json.drift import DriftFinder
+from frazil.ingest.formats.json.pieces import allocate_pieces
+from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
-from frazil.ingest.formats.json.scan import room
+from frazil.ingest.formats.json.scan import allocate_scratch
 from frazil.ingest.formats.json.text import RecordError
-from frazil.ingest.formats.json.types import Units, check_supported, depth
+from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
 from frazil.ingest.formats.other_events import is_other_event
-from frazil.ingest.no_rows import no_rows
 from frazil.ingest.schema_drift import (
-    MAX_NAMES,
-    WHOLE,
+    MAX_REPORTED_NAMES,
+    WHOLE_RECORD,
+    DriftScope,
     Path,
     SchemaDrift,
-    Within,
-    is_open,
-    joined_drift,
-    some_names,
+    has_unknown_part,
+    join_drift,
+    select_names,
 )
 
 
@@ -55,10 +55,10 @@ class JsonDecoder:
         self._columns = ChunkReader(struct, self._arrow_schema, units)
         self._struct, self._units = struct, units
         self._names = {field.name for field in struct.fields if not is_rest(field, units)}
-        self._beyond: BeyondSchema | None = None
+        self._beyond: DriftFinder | None = None
 
-    def report_drift(self, *, widening: bool, within: Sequence[Within] = WHOLE) -> None:
-        self._beyond = BeyondSchema(self._struct, self._units, widening=widening, within=within)
+    def report_drift(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
         self._columns.find_new_keys([part.path for part in within])
 
     def withhold(self, hidden: Collection[Path]) -> None:
@@ -66,19 +66,19 @@ class JsonDecoder:
         self._columns.withhold(hidden)
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        return names(record, path)
+        return field_names_at(record, path)
 
     def is_other_event(self, record: bytes) -> bool:
         return is_other_event(record)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         """Decode the values. Rows of records that were read one by one come last."""
         rows, unsure = self._columns(chunk.values)
-        sure = Decoded(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
+        sure = DecodedChunk(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
         if len(sure.kept) == len(chunk):
             return sure
         places = np.flatnonzero(unsure)
-        return joined([sure, self._read_singly([*chunk.values.take(places)], places.tolist())])
+        return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
     def _find_drift(self, chunk: Chunk) -> SchemaDrift:
         """Return the new fields of the records that the loop read, and the number of those in which no field fills a
@@ -86,14 +86,14 @@ class JsonDecoder:
         """
         unknown = SchemaDrift()
         if len(places := self._columns.unknown) and self._names:
-            some = chunk.values.take(places[:MAX_NAMES])
-            unknown = SchemaDrift(unknown=len(places), names=some_names(n for one in some for n in names_of(one)))
+            some = chunk.values.take(places[:MAX_REPORTED_NAMES])
+            unknown = SchemaDrift(unknown=len(places), names=select_names(n for one in some for n in field_names(one)))
         if self._beyond is None or not self._columns.new:
             return unknown
         new = self._beyond.find_new_fields(chunk.values.take(self._columns.samples))
-        if any(map(is_open, new.values())):
+        if any(map(has_unknown_part, new.values())):
             self._columns.find_new_keys()
-        return joined_drift([unknown, SchemaDrift(new, records=self._columns.new)])
+        return join_drift([unknown, SchemaDrift(new, records=self._columns.new)])
 
     def _count_unknown(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
         """Count those of the records read one by one in which no field fills a column."""
@@ -101,11 +101,13 @@ class JsonDecoder:
         for value, row in zip(values, read, strict=True):
             if not self._names or (isinstance(row, RecordError) and row.error_class != "MissingRequired"):
                 continue
-            if self._names.isdisjoint(some := names_of(value)):
+            if self._names.isdisjoint(some := field_names(value)):
                 found.append(some)
-        return SchemaDrift(unknown=len(found), names=some_names(n for some in found[:MAX_NAMES] for n in some))
+        return SchemaDrift(
+            unknown=len(found), names=select_names(n for some in found[:MAX_REPORTED_NAMES] for n in some)
+        )
 
-    def _read_singly(self, values: Sequence[bytes | None], places: Iterable[int]) -> Decoded:
+    def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
         """Read messages one by one. `places` are their positions in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
@@ -119,33 +121,33 @@ class JsonDecoder:
                 kept.append(place)
         drift = self._count_unknown(values, read)
         if self._beyond is not None:
-            drift = joined_drift([drift, self._beyond(values, read)])
+            drift = join_drift([drift, self._beyond(values, read)])
         columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
-        arrays = [_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
+        arrays = [_to_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return Decoded(table, np.array(kept, np.int64), rejections, drift)
+        return DecodedChunk(table, np.array(kept, np.int64), rejections, drift)
 
 
-def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    storage = _storage(kind)
+def _to_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    storage = _storage_type(kind)
     array = pa.array(values, storage)
     return array if storage == kind else array.cast(kind)
 
 
-def _storage(kind: pa.DataType) -> pa.DataType:
+def _storage_type(kind: pa.DataType) -> pa.DataType:
     """Return the type without extension types, which Arrow cannot build inside nested values."""
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_storage(field.type)) for field in kind])
+        return pa.struct([field.with_type(_storage_type(field.type)) for field in kind])
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_storage(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(_storage_type(kind.value_type)))
     if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_storage(kind.item_type)))
+        return pa.map_(kind.key_field, kind.item_field.with_type(_storage_type(kind.item_type)))
     return kind
 
 
-_MAX_KEYS = 4096
+_MAX_MAP_KEYS = 4096
 """Maximum number of keys in a map that the loop reads. Records with a larger map are read one by one."""
 
 
@@ -153,12 +155,12 @@ class ChunkReader:
     """Reads chunks with one schema. The memory is reused for the next chunk; results are copies."""
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
-        self._columns = Columns(schema, arrow_schema, units)
-        self._frames = np.zeros((1 + depth(schema), 6), np.int64)
-        self._pieces = pieces()
-        self._scratch = room()
-        self._slots = np.zeros(2 * _MAX_KEYS, np.int64)
-        self._new_keys = new_keys.memory(on=False)
+        self._columns = ColumnMemory(schema, arrow_schema, units)
+        self._frames = np.zeros((1 + max_nesting(schema), 6), np.int64)
+        self._pieces = allocate_pieces()
+        self._scratch = allocate_scratch()
+        self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
+        self._new_keys = new_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
         """`new`: of the records that the loop read in the last call, the number of those with keys outside the schema.
 
@@ -175,7 +177,7 @@ class ChunkReader:
 
         `within` limits the search to the structs at these paths.
         """
-        self._new_keys = new_keys.memory(on=True)
+        self._new_keys = new_keys.allocate_memory(on=True)
         if within is not None:
             self._columns.watch(within)
 
@@ -183,7 +185,7 @@ class ChunkReader:
         """Return the rows of the records that the loop decoded, and a mask of the records to read one by one."""
         unsure = np.ones(len(values), np.uint8)
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
-        rows = pa.concat_tables(tables) if tables else no_rows(self._columns.arrow_schema)
+        rows = pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema)
         if self._new_keys[new_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
         self.unknown = np.flatnonzero(unsure & UNKNOWN)
@@ -193,7 +195,7 @@ class ChunkReader:
     def _read(self, values: BinaryColumn, unsure: NDArray[np.uint8]) -> pa.Table:
         columns = self._columns
         columns.begin(len(values))
-        data, starts, lengths = fixed(values)
+        data, starts, lengths = as_loop_arguments(values)
         read = 0
         while True:
             read, missing = read_records(

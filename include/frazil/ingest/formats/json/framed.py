@@ -8,12 +8,12 @@ import numpy as np
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, EventDecoder, Rejection, WrappingDecoder, joined
+from frazil.ingest.decode import DecodedChunk, EventDecoder, Rejection, WrappingDecoder, join_results
 
 FRAME_BYTES = 5
 
 
-def content(record: bytes) -> bytes:
+def strip_frame(record: bytes) -> bytes:
     """Return a record without its frame."""
     return record[FRAME_BYTES:]
 
@@ -23,13 +23,13 @@ class FramedDecoder(WrappingDecoder):
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         assert isinstance(self._decode, EventDecoder)
-        return self._decode.field_names(content(record), path)
+        return self._decode.field_names(strip_frame(record), path)
 
     def is_other_event(self, record: bytes) -> bool:
         assert isinstance(self._decode, EventDecoder)
-        return self._decode.is_other_event(content(record))
+        return self._decode.is_other_event(strip_frame(record))
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         values = chunk.values
         has_value = values.lengths >= 0
         framed = values.lengths >= FRAME_BYTES
@@ -45,7 +45,7 @@ class FramedDecoder(WrappingDecoder):
         rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(Chunk.of_column(inside.take(rest))).with_indexes(rest)
         rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
-        return joined([decoded, Decoded(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+        return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
 
 
 def _not_framed_text(value: bytes) -> str:

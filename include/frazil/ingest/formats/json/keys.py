@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import WHITE_SPACE, without_specials
-from frazil.ingest.formats.json.types import inner
+from frazil.ingest.formats.json.text import WHITE_SPACE, encode_specials
+from frazil.ingest.formats.json.types import inner_types
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
 _ESCAPE = re.compile(rb"\\u00([0-9a-fA-F]{2})")
-_distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_distinct = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Pairs(list[tuple[str, Any]]):
     """A JSON object as written, including duplicate keys."""
 
 
-class KeysGivenTwice:
+class DuplicateKeyFinder:
     """Finds a schema field, or a key of a map, that occurs twice in a record.
 
     It is called with the record's text and parsed values. The parser has accepted the text, so it has no NaN or
@@ -35,11 +35,11 @@ class KeysGivenTwice:
         self._decode = json.JSONDecoder(
             object_pairs_hook=_Pairs, parse_int=str, parse_float=str, parse_constant=str
         ).decode
-        names = list(_names(schema))
+        names = list(_field_names(schema))
         plain = len(set(names)) == len(names) and all(map(_PLAIN_NAME.fullmatch, names))
         self._quoted = [f'"{n}"'.encode() for n in sorted(names)] if plain and not _may_repeat_names(schema) else None
         self._keys = [(name, f'"{name}":'.encode()) for name in sorted(names)]
-        self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner(schema))
+        self._flat = not any(isinstance(kind, iceberg.StructType | iceberg.MapType) for kind in inner_types(schema))
 
     def __call__(self, text: bytes, parsed: tuple[Any, ...]) -> str | None:
         """Return the path of a duplicate key; None if no key is duplicated."""
@@ -47,24 +47,24 @@ class KeysGivenTwice:
             # A key ends with a quotation mark and a colon, so counting these gives the maximum number of keys. If that
             # many fields have a value, or that many keys are distinct, no key is duplicated.
             max_keys = text.translate(None, WHITE_SPACE).count(b'":')
-            if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_distinct(text)):
+            if max_keys == len(parsed) - parsed.count(None) or max_keys == len(_decode_distinct(text)):
                 return None
-        if self._quoted is not None and (plain := _without_escapes(text)) is not None:
+        if self._quoted is not None and (plain := _unescape_ascii(text)) is not None:
             if self._flat and plain.count(b"{") == 1 and (found := self._find_duplicate(plain)) is not None:
                 return found
             if self._has_unique_names(plain):
                 return None
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
-    def in_rejected(self, text: bytes) -> str | None:
+    def find_in_rejected(self, text: bytes) -> str | None:
         """Return the path of a duplicate key in a record that the parser rejected.
 
         Returns None if no key is duplicated, or if the text is not JSON.
         """
-        if self._quoted and (plain := _without_escapes(text)) is not None and self._has_unique_names(plain):
+        if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:
-            return _duplicate_path(self._decode(without_specials(text).decode()), self._schema)
+            return _duplicate_path(self._decode(encode_specials(text).decode()), self._schema)
         except ValueError:
             return None
 
@@ -85,7 +85,7 @@ class KeysGivenTwice:
         return None
 
 
-def _without_escapes(text: bytes) -> bytes | None:
+def _unescape_ascii(text: bytes) -> bytes | None:
     """Return the text with printable ASCII characters unescaped, so that a plain name has only one spelling.
 
     Returns None if the text has escapes that this simple method cannot handle.
@@ -138,13 +138,13 @@ def _first_duplicate(keys: list[str]) -> str | None:
 
 def _may_repeat_names(schema: iceberg.StructType) -> bool:
     """Return whether a valid record may repeat a field's name: in lists of structs, or as the key of a map."""
-    lists = [kind for kind in inner(schema) if isinstance(kind, iceberg.ListType)]
-    structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner(kind))
-    return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner(schema))
+    lists = [kind for kind in inner_types(schema) if isinstance(kind, iceberg.ListType)]
+    structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner_types(kind))
+    return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner_types(schema))
 
 
-def _names(kind: iceberg.IcebergType) -> Iterator[str]:
+def _field_names(kind: iceberg.IcebergType) -> Iterator[str]:
     if isinstance(kind, iceberg.StructType):
         for field in kind.fields:
             yield field.name
-            yield from _names(field.field_type)
+            yield from _field_names(field.field_type)

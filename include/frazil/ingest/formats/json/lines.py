@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Rejection, WrappingDecoder, first_places, joined, whole_records
+from frazil.ingest.decode import (
+    DecodedChunk,
+    Rejection,
+    WrappingDecoder,
+    drop_incomplete_records,
+    join_results,
+    run_starts,
+)
 
 MAX_LINES = 100_000
 """Maximum number of lines per record. Without this limit, a record of newlines would need many times its size in
@@ -27,26 +34,26 @@ _IS_WHITE[[*b" \t\r"]] = True
 class LinesDecoder(WrappingDecoder):
     """Decodes each line like a record. If a line is rejected, its whole record becomes one rejection without rows."""
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         values = chunk.values
         breaks = _count_newlines(values)
         too_many = np.flatnonzero(breaks >= MAX_LINES)
-        parts = [self._part(values.take(places)).with_indexes(places) for places in _groups(breaks)]
+        parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
         nothing = self._decode(Chunk.of_values([]))
         rejections = [
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
-        return joined([Decoded(nothing.rows, nothing.kept, rejections), *parts])
+        return join_results([DecodedChunk(nothing.rows, nothing.kept, rejections), *parts])
 
-    def _part(self, values: BinaryColumn) -> Decoded:
+    def _decode_group(self, values: BinaryColumn) -> DecodedChunk:
         lines, record = _split_lines(values)
         is_blank = np.ones(len(values), np.bool_)
         is_blank[record] = False
         blank = np.flatnonzero(is_blank)
         # Null, empty and blank records go to the decoder, for its error messages.
         record = np.concatenate([record, blank])
-        number = np.arange(len(record)) - first_places(record)
+        number = np.arange(len(record)) - run_starts(record)
         decoded = self._decode(Chunk.of_column(_concatenate(lines, values.take(blank))))
         order = np.argsort(decoded.kept, kind="stable")
         kept, rows = decoded.kept[order], decoded.rows
@@ -58,7 +65,7 @@ class LinesDecoder(WrappingDecoder):
             place = int(record[rejection.index])
             where = f"line {number[rejection.index] + 1}: " if several[place] else ""
             first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
-        return whole_records(Decoded(rows, record[kept], [*first.values()], decoded.drift))
+        return drop_incomplete_records(DecodedChunk(rows, record[kept], [*first.values()], decoded.drift))
 
 
 def _count_newlines(values: BinaryColumn) -> NDArray[np.int64]:
@@ -66,11 +73,11 @@ def _count_newlines(values: BinaryColumn) -> NDArray[np.int64]:
     filled = np.flatnonzero(values.lengths > 0)
     found = np.zeros(len(values), np.int64)
     if len(filled):
-        found[filled] = _count_marks(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
+        found[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
     return found
 
 
-def _count_marks(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of true values in each slice, given its start and length. No slice may be empty."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
@@ -79,7 +86,7 @@ def _count_marks(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: N
     return sums
 
 
-def _groups(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _group_records(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield groups of records to decode together, as indexes. Records with too many lines are left out."""
     places = np.flatnonzero(breaks < MAX_LINES)
     group = np.cumsum(breaks[places] + 1) // TARGET_LINES
@@ -107,7 +114,7 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
     if not inked.all():
         odd = some[~inked]
         is_ink = ~_IS_WHITE[values.data[slice(*window)]]
-        inked[~inked] = _count_marks(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
+        inked[~inked] = _count_true(is_ink, begins[odd] - window[0], (ends - begins)[odd]) > 0
     some = some[inked]
     some = some[np.argsort(record[some], kind="stable")]
     return BinaryColumn(values.data, begins[some], (ends - begins)[some]), record[some]

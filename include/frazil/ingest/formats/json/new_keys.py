@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.scan import Octets, loop, white
+from frazil.ingest.formats.json.scan import Octets, loop, skip_white_space
 
 ON, FLAGGED, SAMPLED, KEYS = range(4)
 """Positions in the memory. ON: whether to search. FLAGGED: whether the current record has a new key. SAMPLED: whether
@@ -28,7 +28,7 @@ MAX_SAMPLES = 256
 MAX_NESTED_SAMPLES = 4096
 
 
-def memory(*, on: bool) -> Numbers:
+def allocate_memory(*, on: bool) -> Numbers:
     """Allocate the memory for the search. If `on` is false, nothing is searched."""
     made = np.zeros(FIRST_KEY + 2 * SLOTS if on else FIRST_KEY, np.int64)
     made[ON] = on
@@ -46,7 +46,7 @@ def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, se
         return  # null has no type
     nested = first == 123 or first == 91
     if nested:
-        p = white(b, value + 1, behind)
+        p = skip_white_space(b, value + 1, behind)
         if b[p] == 125 or b[p] == 93:
             return
     seen[FLAGGED] = 1

@@ -45,8 +45,8 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.ListType: LIST,
     iceberg.MapType: MAP,
 }
-_UNITS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
-_TEXTS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
+_UNIT_KINDS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
+_TEXT_KINDS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)
 WORDS = np.array([2 if kind in _TWO_WORDS else 0 if kind in (STRUCT, LISTED) else 1 for kind in range(24)])
 """`WORDS[kind]` is the number of 64-bit words that the loop needs for a value of a node of this kind."""
@@ -100,7 +100,7 @@ def hash_name(name: bytes) -> int:
     return value
 
 
-def nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
+def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
     """Return the nodes of a schema. `hidden` has the lower-case paths of fields that must not go to a REST.
 
     A struct's children are in field order. A list has one child; a map has two, its key and its value.
@@ -137,9 +137,9 @@ class _NodeBuilder:
         self._lists += np.frombuffer(quoted.ljust(-(-len(quoted) // 8) * 8, b"\0"), np.int64).tolist()
         match kind:
             case iceberg.TimestampType() | iceberg.TimestamptzType() if field_id in self._units:
-                row[KIND] = _UNITS[self._units[field_id]]
+                row[KIND] = _UNIT_KINDS[self._units[field_id]]
             case iceberg.StringType() if field_id in self._units:
-                row[KIND] = _TEXTS[self._units[field_id]]
+                row[KIND] = _TEXT_KINDS[self._units[field_id]]
             case iceberg.DecimalType(precision=precision, scale=scale):
                 row[PRECISION], row[SCALE] = precision, scale
             case iceberg.FixedType(root=length):

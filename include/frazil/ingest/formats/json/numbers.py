@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, named_end
+from frazil.ingest.formats.json.scan import NO, Octets, is_digit, loop, special_number_end
 
 _MIN_POWER, _MAX_POWER = -342, 308
 """Minimum and maximum power of ten. Outside them, a number of up to 19 digits is zero or infinite."""
@@ -49,7 +49,7 @@ _NO_NUMBER = (NO, 0.0)
 
 
 @loop
-def integer(b: Octets, p: int) -> tuple[int, int]:
+def parse_integer(b: Octets, p: int) -> tuple[int, int]:
     """Read a 64-bit integer. Returns the position after it, and its value.
 
     The caller must check that the number ends at this position.
@@ -74,7 +74,7 @@ def integer(b: Octets, p: int) -> tuple[int, int]:
 
 
 @loop
-def exponent(b: Octets, p: int) -> tuple[int, int]:
+def parse_exponent(b: Octets, p: int) -> tuple[int, int]:
     """Read an exponent, after its `e`. Returns the position after it, and its value, limited to about 10^9."""
     negative = b[p] == 45
     if negative or b[p] == 43:
@@ -90,7 +90,7 @@ def exponent(b: Octets, p: int) -> tuple[int, int]:
 
 
 @loop
-def double(b: Octets, p: int) -> tuple[int, float]:
+def parse_double(b: Octets, p: int) -> tuple[int, float]:
     """Read a number. Returns the position after it, and the nearest double.
 
     The position is NO for numbers that are too large for a double.
@@ -99,7 +99,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
     if negative:
         p += 1
     if b[p] == 78 or b[p] == 73:
-        p, special = named_end(b, p), np.nan if b[p] == 78 else np.inf
+        p, special = special_number_end(b, p), np.nan if b[p] == 78 else np.inf
         return p, -special if negative and special == np.inf else special
     if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
         return _NO_NUMBER
@@ -125,7 +125,7 @@ def double(b: Octets, p: int) -> tuple[int, float]:
                 cut |= b[p] != 48
             p += 1
     if b[p] | 32 == 101:
-        p, shift = exponent(b, p + 1)
+        p, shift = parse_exponent(b, p + 1)
         if p < 0:
             return _NO_NUMBER
         power += shift
@@ -134,8 +134,8 @@ def double(b: Octets, p: int) -> tuple[int, float]:
     if not cut and whole <= 2**53 and -22 <= power <= 22:
         value = whole / POWERS_OF_TEN[-power] if power < 0 else whole * POWERS_OF_TEN[power]
         return p, -value if negative else value
-    bits = nearest(np.uint64(whole), power)
-    if bits == _ALL or (cut and nearest(np.uint64(whole + 1), power) != bits):
+    bits = nearest_double(np.uint64(whole), power)
+    if bits == _ALL or (cut and nearest_double(np.uint64(whole + 1), power) != bits):
         return _NO_NUMBER
     value = np.uint64(bits).view(np.float64)
     return p, -value if negative else value
@@ -152,7 +152,7 @@ def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 
 @loop
-def nearest(whole: np.uint64, power: int) -> np.uint64:
+def nearest_double(whole: np.uint64, power: int) -> np.uint64:
     """Return the bits of the double nearest to `whole` * 10^`power`; all ones if it is uncertain or infinite.
 
     `whole` has at most 18 digits, or is 10^18.
@@ -205,7 +205,7 @@ def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uin
 
 
 @loop
-def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
+def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[int, np.uint64, np.uint64]:
     """Read a number as a decimal of this scale. Returns the position after it, and the unscaled value.
 
     The unscaled value is returned as a high and a low word, in two's complement. The position is NO for numbers that do
@@ -242,7 +242,7 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
     if seen == 0:
         return NO, _0, _0
     if b[p] | 32 == 101:
-        p, shift = exponent(b, p + 1)
+        p, shift = parse_exponent(b, p + 1)
         if p < 0:
             return NO, _0, _0
         power += shift
@@ -259,7 +259,7 @@ def decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> tuple[
 
 
 @loop
-def seconds(b: Octets, p: int) -> tuple[int, int]:
+def parse_seconds(b: Octets, p: int) -> tuple[int, int]:
     """Read a number of seconds. Returns the position after it, and the microseconds, truncated toward zero."""
     negative = b[p] == 45
     if negative:

@@ -17,7 +17,7 @@ from frazil.ingest.formats.json.nodes import BASE, FLAG, HIDDEN, HIDING, Numbers
 from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
-COUNT, MEMBERS, FOUND, FIRST_PIECE = range(4)
+COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
 """Positions in the memory. COUNT: the number of pieces. MEMBERS: the value of COUNT after the last member was added.
 FOUND: the number of columns for which the record has a field. The pieces follow, each with its start, length and kind.
 """
@@ -30,7 +30,7 @@ closing bracket, whose byte is stored as the piece's start. NOTHING: null.
 NULL = np.frombuffer(b"null", np.uint8)
 
 
-def pieces() -> Any:
+def allocate_pieces() -> Any:
     """Allocate the memory for the pieces of a record."""
     return np.zeros(FIRST_PIECE + 3 * MAX_PIECES, np.int64)
 
@@ -77,7 +77,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 
 @loop
-def hides(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
+def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     """Return 1 if the key `[p, end)` must not go to the `rest` column, 0 if it may, and -1 if this is uncertain."""
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:

@@ -19,18 +19,18 @@ from typing import Annotated, Any, NamedTuple, Optional
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.keys import KeysGivenTwice
+from frazil.ingest.formats.json.keys import DuplicateKeyFinder
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of, rest_structs
-from frazil.ingest.formats.json.text import RecordError, malformed_text, may_be_special, stripped, without_specials
-from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, LISTED, OF_REST, Units, inner
+from frazil.ingest.formats.json.text import RecordError, encode_specials, malformed_text, may_be_special, strip_message
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, LISTED, OF_REST, Units, inner_types
 from frazil.ingest.formats.json.values import (
     MISSING,
     OUT_OF_RANGE,
     TYPE_MISMATCH,
     InvalidValue,
-    as_sent,
     describe,
-    leaf,
+    find_conversion,
+    number_as_sent,
 )
 
 Row = list[Any]
@@ -40,10 +40,10 @@ Parsed = tuple[Any, ...]
 
 _INT = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _LONG = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-_HUGE = re.compile(rb"[eE]\+?30[0-9]")
+_HUGE_EXPONENT = re.compile(rb"[eE]\+?30[0-9]")
 _MINUS_ZERO = re.compile(rb"[\s:,\[]-0[\s,}\]]")
 _TIMESTAMPS = (iceberg.TimestampType, iceberg.TimestamptzType)
-_NEEDED: dict[type[iceberg.IcebergType], str] = {
+_EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
     iceberg.StructType: "an object",
     iceberg.MapType: "an object",
     iceberg.ListType: "an array",
@@ -55,13 +55,13 @@ _NEEDED: dict[type[iceberg.IcebergType], str] = {
 }
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, iceberg.FloatType, iceberg.DoubleType, *_TIMESTAMPS)
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
-_RAW = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
+_RAW_UNITS = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
 """Units whose values the parser leaves as raw JSON, to be converted later."""
 _NO_KEY = secrets.token_hex()
 """The key of `rest` columns in the parser's types. It is random, so that no record has it."""
 _INDEX = re.compile(r"\[[0-9]")
-_GOT = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
-_MESSAGE = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
+_RECEIVED_KINDS = {"str": "a string", "int": "a number", "float": "a number", "bool": "a boolean", "array": "an array"}
+_MESSAGE_PATTERN = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 
 
 class _Number(str):
@@ -81,7 +81,7 @@ class _Entry(NamedTuple):
 
     def find_in(self, raw: bytes) -> bytes:
         """Return the raw value of the first entry that fails with `message`. Raises LookupError if no entry does."""
-        for part in _members(raw).values():
+        for part in _decode_members(raw).values():
             for decode in self.decoders:
                 try:
                     decode(part)
@@ -132,12 +132,14 @@ class RecordReader:
         self._schema, self._units = schema, units
         self._strict = _Parser(schema, units, raw_floats=False)
         self._special = _Parser(schema, units, raw_floats=True)
-        self._twice = KeysGivenTwice(without_rest(schema, units) if self._rests else schema)
+        self._twice = DuplicateKeyFinder(without_rest(schema, units) if self._rests else schema)
         self._templates: dict[str, _ErrorTemplate] = {}
         self._decoders: dict[int, list[Callable[[bytes], Any]]] = {}
         self._floats = [i for i, field in enumerate(schema.fields) if isinstance(field.field_type, _FLOATS)]
-        self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner(schema))
-        self._nested_floats = any(isinstance(kind, _FLOATS) for f in schema.fields for kind in inner(f.field_type))
+        self._has_floats = any(isinstance(kind, _FLOATS) for kind in inner_types(schema))
+        self._nested_floats = any(
+            isinstance(kind, _FLOATS) for f in schema.fields for kind in inner_types(f.field_type)
+        )
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
         """Return the message's row, or the error if it is rejected."""
@@ -145,7 +147,7 @@ class RecordReader:
 
     def each(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
         """Return the row or the error of each message."""
-        texts = [*map(_strip, values)]
+        texts = [*map(_strip_or_error, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, RecordError) else self._read(text, next(special)) for text in texts]
 
@@ -160,7 +162,7 @@ class RecordReader:
     def _read_text(self, text: bytes, special: bool) -> Row | RecordError:
         try:
             row = self._row(text, special)
-            return row if isinstance(row, RecordError) or not self._rests else self._with_rest(row, text)
+            return row if isinstance(row, RecordError) or not self._rests else self._add_rest(row, text)
         except InvalidValue as wrong:
             return RecordError(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.ValidationError as error:
@@ -170,19 +172,19 @@ class RecordReader:
 
     def _row(self, text: bytes, special: bool) -> Row | RecordError:
         if special:
-            plain = without_specials(text)
+            plain = encode_specials(text)
             # Near the largest double the parser is very slow.
-            if plain != text or (self._has_floats and _HUGE.search(text)):
+            if plain != text or (self._has_floats and _HUGE_EXPONENT.search(text)):
                 return self._special_row(plain)
         parsed = self._strict.parse(text)
         if (path := self._twice(text, parsed)) is not None:
-            return _duplicate_key(path)
+            return _duplicate_key_error(path)
         zeros = self._nested_floats or (self._floats and 0.0 in [parsed[i] for i in self._floats])
         if zeros and _MINUS_ZERO.search(text):
             return self._special_row(text)  # the parser drops the sign of -0
         return self._strict.row(parsed)
 
-    def _with_rest(self, row: Row, text: bytes) -> Row:
+    def _add_rest(self, row: Row, text: bytes) -> Row:
         for path, name, part in self._rests:
             if (at := self._struct_at(row, path)) is not None and part is not None:
                 at[name if path else self._columns[name]] = rest_of(text, part, path)
@@ -200,15 +202,15 @@ class RecordReader:
         except msgspec.ValidationError as error:
             return self._translate_error(text, str(error))
         path = self._twice(text, parsed)
-        return self._special.row(parsed) if path is None else _duplicate_key(path)
+        return self._special.row(parsed) if path is None else _duplicate_key_error(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
         """Return the error for the parser's message. If the record has a duplicate key, that is the error instead.
 
         The parser's message is about the last value of the key; the other value may be valid.
         """
-        if (path := self._twice.in_rejected(text)) is not None:
-            return _duplicate_key(path)
+        if (path := self._twice.find_in_rejected(text)) is not None:
+            return _duplicate_key_error(path)
         if (template := self._templates.get(message)) is None:
             template = self._make_template(message)
             if _INDEX.search(message) is None:  # the number of messages with an index is unlimited
@@ -223,7 +225,7 @@ class RecordReader:
         )
 
     def _make_template(self, message: str) -> _ErrorTemplate:
-        found = _MESSAGE.fullmatch(message)
+        found = _MESSAGE_PATTERN.fullmatch(message)
         assert found is not None
         what, path = found[1], found[2] or ""
         if what.startswith("Object missing required field `"):
@@ -235,7 +237,7 @@ class RecordReader:
         if unit == LISTED:
             return _ErrorTemplate(TYPE_MISMATCH, f"{name}: an array is needed, this is ", keys, _received_kind(what))
         unit = unit and f"time in {unit}"
-        needed = "a whole number" if unit else _NEEDED.get(type(kind), "a string")
+        needed = "a whole number" if unit else _EXPECTED_VALUES.get(type(kind), "a string")
         what_for = f" ({unit or kind})" if kind.is_primitive and needed != f"a {kind}" else ""
         mismatch = f"{name}: {needed}{what_for} is needed, this is "
         if isinstance(kind, _NUMBERS) and ("out of range" in what or what.startswith("Expected `int` ")):
@@ -278,14 +280,14 @@ class RecordReader:
     def _entry_decoders(self, entry: iceberg.NestedField) -> list[Callable[[bytes], Any]]:
         """Return two parsers of a map's values: one that parses floats, and one that leaves them raw."""
         if (found := self._decoders.get(entry.field_id)) is None:
-            kinds = [_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
+            kinds = [_parser_type(entry, self._units, raw_floats) for raw_floats in (False, True)]
             found = self._decoders[entry.field_id] = [msgspec.json.Decoder(kind).decode for kind in kinds]
         return found
 
 
 def _received_kind(message: str) -> str:
     """Return the kind of value that the record has, taken from the parser's message."""
-    return _GOT.get(message.split("`")[-2] if "`" in message else "int", "an object")
+    return _RECEIVED_KINDS.get(message.split("`")[-2] if "`" in message else "int", "an object")
 
 
 def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
@@ -302,58 +304,58 @@ def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType
 def quote_value(text: bytes, keys: Sequence[Step]) -> str | None:
     """Return the value at a path in a record, quoted for a message; None if it cannot be quoted."""
     try:
-        raw = _part(text, str(keys[0]))
+        raw = _read_field(text, str(keys[0]))
         for key in keys[1:]:
             if isinstance(key, _Entry):
                 raw = key.find_in(raw)
             else:
-                raw = _elements_of(raw)[key] if isinstance(key, int) else _members(raw)[key]
-        value = _untyped(raw)
+                raw = _decode_elements(raw)[key] if isinstance(key, int) else _decode_members(raw)[key]
+        value = _decode_untyped(raw)
     except (msgspec.DecodeError, LookupError, TypeError):  # also an integer of thousands of digits
         return None
     if isinstance(value, _Number):
-        return f"the number {as_sent(value.encode())}"
+        return f"the number {number_as_sent(value.encode())}"
     return describe(value)
 
 
-def names(text: bytes, path: Sequence[str]) -> Collection[str]:
+def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
     """Return the field names of the object at this path. The record must be valid and must have the object."""
-    raw = _part(text, path[0])
+    raw = _read_field(text, path[0])
     for name in path[1:]:
-        raw = _members(raw)[name]
-    return _members(raw).keys()
+        raw = _decode_members(raw)[name]
+    return _decode_members(raw).keys()
 
 
-def names_of(value: bytes | None) -> Collection[str]:
+def field_names(value: bytes | None) -> Collection[str]:
     """Return the field names of a record; empty if it cannot be parsed."""
     try:
-        return _members(without_specials(stripped(value))).keys()
+        return _decode_members(encode_specials(strip_message(value))).keys()
     except (RecordError, msgspec.DecodeError, RecursionError):
         return ()
 
 
-def _part(text: bytes, name: str) -> Any:
+def _read_field(text: bytes, name: str) -> Any:
     """Return one field of an object as raw JSON; None if it is missing. Raises msgspec.DecodeError."""
-    part = _part_decoder(name)
+    part = _field_decoder(name)
     try:
         return part(text).part
     except msgspec.DecodeError:
-        return part(without_specials(text)).part
+        return part(encode_specials(text)).part
 
 
-def _strip(value: bytes | None) -> bytes | RecordError:
+def _strip_or_error(value: bytes | None) -> bytes | RecordError:
     try:
-        return stripped(value)
+        return strip_message(value)
     except RecordError as refused:
         return refused
 
 
-def _duplicate_key(path: str) -> RecordError:
+def _duplicate_key_error(path: str) -> RecordError:
     return RecordError(TYPE_MISMATCH, f"{path}: given twice")
 
 
 @lru_cache(maxsize=4096)
-def _part_decoder(name: str) -> Callable[[bytes], Any]:
+def _field_decoder(name: str) -> Callable[[bytes], Any]:
     """Return a parser that reads only one field."""
     part = msgspec.defstruct("Part", [("part", msgspec.Raw, None)], rename={"part": name}, gc=False)
     return msgspec.json.Decoder(part).decode
@@ -387,20 +389,20 @@ class _Parser:
         return row
 
 
-def _type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
+def _parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
     """Return the type that the parser uses for a field. `Raw` accepts null anyway, and cannot be declared optional."""
-    kind = _bare_type(field, units, raw_floats)
+    kind = _required_parser_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 
 
-def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:  # noqa: PLR0911 - a table
+def _required_parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:  # noqa: PLR0911 - a table
     match kind := field.field_type:
         case iceberg.StructType():
             return _struct_type(kind, units, raw_floats, listed=units.get(field.field_id) == LISTED)
         case iceberg.ListType():
-            return list[_type(kind.element_field, units, raw_floats)]  # type: ignore[misc]  # a type made here
+            return list[_parser_type(kind.element_field, units, raw_floats)]  # type: ignore[misc]  # a type made here
         case iceberg.MapType():
-            return dict[str, _type(kind.value_field, units, raw_floats)]  # type: ignore[misc]  # as above
+            return dict[str, _parser_type(kind.value_field, units, raw_floats)]  # type: ignore[misc]  # as above
         case iceberg.BooleanType():
             return bool
         case iceberg.IntegerType():
@@ -412,7 +414,7 @@ def _bare_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> An
         case iceberg.DecimalType():
             return msgspec.Raw
     if field.field_id in units:
-        return msgspec.Raw if units[field.field_id] in _RAW else _LONG
+        return msgspec.Raw if units[field.field_id] in _RAW_UNITS else _LONG
     return str
 
 
@@ -421,11 +423,11 @@ def _struct_type(
 ) -> type[msgspec.Struct]:
     fields: list[Any] = []
     if listed:
-        kinds = {int(field.name): _type(field, units, raw_floats) for field in schema.fields}
+        kinds = {int(field.name): _parser_type(field, units, raw_floats) for field in schema.fields}
         fields = [(f"f{i}", kinds.get(i, msgspec.Raw), None) for i in range(1 + max(kinds))]
         return msgspec.defstruct("Listed", fields, array_like=True, gc=False)
     for i, field in enumerate(schema.fields):
-        kind = _type(field, units, raw_floats)
+        kind = _parser_type(field, units, raw_floats)
         fields.append((f"f{i}", kind) if field.required else (f"f{i}", kind, None))
     names = {f"f{i}": _NO_KEY if is_rest(field, units) else field.name for i, field in enumerate(schema.fields)}
     return msgspec.defstruct("Record", fields, rename=names, kw_only=True, gc=False)
@@ -438,12 +440,12 @@ def _converter(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Ca
             return _struct_converter(kind, units, raw_floats, listed=units.get(field.field_id) == LISTED)
         case iceberg.ListType():
             element = _converter(kind.element_field, units, raw_floats)
-            return None if element is None else _elements(element, "element")
+            return None if element is None else _element_converter(element, "element")
         case iceberg.MapType():
-            values = _elements(_converter(kind.value_field, units, raw_floats) or _identity, "value")
+            values = _element_converter(_converter(kind.value_field, units, raw_floats) or _identity, "value")
             return lambda parsed: list(zip(parsed, values(parsed.values()), strict=True))
-    convert = leaf(kind, units.get(field.field_id), raw_floats=raw_floats)
-    if convert is None or field.required or _bare_type(field, units, raw_floats) is not msgspec.Raw:
+    convert = find_conversion(kind, units.get(field.field_id), raw_floats=raw_floats)
+    if convert is None or field.required or _required_parser_type(field, units, raw_floats) is not msgspec.Raw:
         return convert
     given = convert
     return lambda raw: None if bytes(raw) == b"null" else given(raw)
@@ -453,7 +455,7 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _elements(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[Any]]:
+def _element_converter(convert: Callable[[Any], Any], name: str) -> Callable[[Any], list[Any]]:
     def converted(values: Any) -> list[Any]:
         try:
             return [None if value is None else convert(value) for value in values]
@@ -484,6 +486,6 @@ def _struct_converter(
 
 
 _SPECIAL = ("the number NaN", "the number Infinity", "the number -Infinity")
-_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_elements_of = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_untyped = msgspec.json.Decoder(float_hook=_Number).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_untyped = msgspec.json.Decoder(float_hook=_Number).decode

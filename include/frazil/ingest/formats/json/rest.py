@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 _TOKEN = re.compile(STRING.pattern + rb"|[\[\]{}]", re.DOTALL)
 _ATOM = re.compile(rb"[^ \t\r\n,\]}]+")
 _WHITE = re.compile(rb"[ \t\r\n]*")
-_name = msgspec.json.Decoder(str).decode
+_decode_name = msgspec.json.Decoder(str).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> 
 
     If `nulls` is false, fields that are null are omitted.
     """
-    at = _after_white(text, 0)
+    at = _skip_white_space(text, 0)
     for name in path:
         found = next((value for _, key, value, _ in _members(text, at) if key == name), None)
         if found is None or text[found] != ord("{"):
@@ -128,36 +128,36 @@ def _write_rest(text: bytes, at: int, part: Part, *, nulls: bool) -> bytes | Non
 
 def _members(text: bytes, at: int) -> Iterator[tuple[int, str, int, int]]:
     """Yield an object's members: the key's start, the key, the value's start, and the value's end."""
-    at = _after_white(text, at + 1)
+    at = _skip_white_space(text, at + 1)
     while text[at] != ord("}"):
         key = STRING.match(text, at)
         assert key is not None
-        value = _after_white(text, _after_white(text, key.end()) + 1)
-        end = _value_end(text, value)
-        yield at, _name(key[0]), value, end
-        at = _after_comma(text, end)
+        value = _skip_white_space(text, _skip_white_space(text, key.end()) + 1)
+        end = _find_value_end(text, value)
+        yield at, _decode_name(key[0]), value, end
+        at = _skip_comma(text, end)
 
 
 def _elements(text: bytes, at: int) -> Iterator[tuple[int, int]]:
-    at = _after_white(text, at + 1)
+    at = _skip_white_space(text, at + 1)
     while text[at] != ord("]"):
-        end = _value_end(text, at)
+        end = _find_value_end(text, at)
         yield at, end
-        at = _after_comma(text, end)
+        at = _skip_comma(text, end)
 
 
-def _after_comma(text: bytes, end: int) -> int:
-    end = _after_white(text, end)
-    return _after_white(text, end + 1) if text[end] == ord(",") else end
+def _skip_comma(text: bytes, end: int) -> int:
+    end = _skip_white_space(text, end)
+    return _skip_white_space(text, end + 1) if text[end] == ord(",") else end
 
 
-def _after_white(text: bytes, at: int) -> int:
+def _skip_white_space(text: bytes, at: int) -> int:
     found = _WHITE.match(text, at)
     assert found is not None
     return found.end()
 
 
-def _value_end(text: bytes, at: int) -> int:
+def _find_value_end(text: bytes, at: int) -> int:
     if text[at] in b"[{":
         depth = 0
         for token in _TOKEN.finditer(text, at):

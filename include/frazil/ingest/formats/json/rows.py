@@ -54,20 +54,20 @@ from frazil.ingest.formats.json.nodes import (
     WATCHED,
     Numbers,
 )
-from frazil.ingest.formats.json.numbers import double, integer
+from frazil.ingest.formats.json.numbers import parse_double, parse_integer
 from frazil.ingest.formats.json.pieces import (
     COUNT,
-    FOUND,
+    FILLED_COLUMNS,
     MEMBERS,
     NOTHING,
     OPEN,
     add_member,
     add_piece,
     end_container,
-    hides,
+    is_hidden_key,
     write_rest,
 )
-from frazil.ingest.formats.json.scan import NO, Octets, loop, string_end, unescape, value_end, white
+from frazil.ingest.formats.json.scan import NO, Octets, loop, skip_white_space, string_end, unescape, value_end
 from frazil.ingest.formats.json.words import (
     BEFORE,
     ROOM,
@@ -85,7 +85,7 @@ NEW, SAMPLE, UNKNOWN = 2, 4, 8
 UNKNOWN: it has no key of the schema.
 """
 
-FIRST = np.array([(1 << 8 * count) - 1 for count in range(8)])
+FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
 """Mask n selects the first n bytes of a word."""
 
 
@@ -126,11 +126,13 @@ def read_records(
         for d in range(len(domains)):
             domains[d, BEFORE] = domains[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
-        found = _record(
+        found = _read_record(
             b, start, end, nodes, lists, names, words, valid, text, domains, frames, scratch, slots, pieces, new_keys
         )
         if found == SURE:
-            unsure[i] = NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[FOUND] else UNKNOWN)
+            unsure[i] = (
+                NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[FILLED_COLUMNS] else UNKNOWN)
+            )
             domains[0, USED] += 1
             continue
         for d in range(len(domains)):
@@ -141,7 +143,7 @@ def read_records(
 
 
 @loop
-def _record(
+def _read_record(
     b: Octets,
     p: int,
     end: int,
@@ -159,10 +161,10 @@ def _record(
     new_keys: Numbers,
 ) -> int:
     """Read one record. Returns SURE, UNSURE, or FULL + d if domain d needs more room."""
-    p = white(b, p, end)
+    p = skip_white_space(b, p, end)
     if b[p] != 123:
         return UNSURE
-    p = white(b, p + 1, end)
+    p = skip_white_space(b, p + 1, end)
     nodes[0, SEEN] += 1
     stamp = nodes[0, SEEN]
     pieces[COUNT] = pieces[MEMBERS] = 0
@@ -214,10 +216,10 @@ def _record(
                     node = k + 2
             if kind == STRUCT or kind == MAP:
                 key_end = p
-                p = white(b, p + 1, end)
+                p = skip_white_space(b, p + 1, end)
                 if b[p] != 58:
                     return UNSURE
-                p = white(b, p + 1, end)
+                p = skip_white_space(b, p + 1, end)
             if node < 0:
                 if new_keys[ON] and nodes[k, WATCHED]:
                     check_key(b, key, key_end, k, p, end, new_keys)
@@ -225,7 +227,7 @@ def _record(
                 if p < 0:
                     return UNSURE
                 if nodes[k, KEEPS]:
-                    hidden = hides(b, key, key_end, k, nodes, lists, names) if nodes[k, HIDING] else 0
+                    hidden = is_hidden_key(b, key, key_end, k, nodes, lists, names) if nodes[k, HIDING] else 0
                     if hidden < 0 or (hidden == 0 and not add_member(b, key - 1, p, pieces)):
                         return UNSURE
             elif b[p] == 110:
@@ -255,7 +257,7 @@ def _record(
                     nodes[0, SEEN] += 1
                     stamp = nodes[0, SEEN]
                     k, kind, e, last, found, opened = node, of, at, -1, 0, True
-                    p = white(b, p + 1, end)
+                    p = skip_white_space(b, p + 1, end)
                     continue
                 if of == STRING:
                     if b[p] != 34:
@@ -272,12 +274,12 @@ def _record(
                         return FULL + len(domains) - 1
                     p += 1
                 elif of <= INT:
-                    p, value = integer(b, p)
+                    p, value = parse_integer(b, p)
                     if of == INT and not -(2**31) <= value < 2**31:
                         return UNSURE
                     words[to] = value
                 elif of <= FLOAT:
-                    p, number = double(b, p)
+                    p, number = parse_double(b, p)
                     if of == FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
                         return UNSURE
                     words[to] = np.float64(number).view(np.int64)
@@ -332,17 +334,17 @@ def _record(
                 valid[nodes[node, FLAG] + at] = 1
         # After a member, or at the end of a container.
         while True:
-            p = white(b, p, end)
+            p = skip_white_space(b, p, end)
             c = b[p]
             if c == 44 and not opened:
-                p = white(b, p + 1, end)
+                p = skip_white_space(b, p + 1, end)
                 break
             if c != close:
                 return UNSURE
             p += 1
             if kind <= LISTED:
                 if depth == 0:
-                    pieces[FOUND] = found
+                    pieces[FILLED_COLUMNS] = found
                 if nodes[k, LEFT]:
                     node = nodes[k, LEFT]
                     if pieces[COUNT] == 0:
@@ -362,7 +364,7 @@ def _record(
                     return UNSURE
                 words[nodes[k, BASE] + e] = inner
             if depth == 0:
-                return SURE if white(b, p, end) == end else UNSURE
+                return SURE if skip_white_space(b, p, end) == end else UNSURE
             depth -= 1
             if frames[depth, 5] >= 0:
                 in_list = nodes[frames[depth, 0], KIND] == LIST
@@ -391,7 +393,7 @@ def _read_key(
             while q + 8 <= after and load64(address + q) == lists[key]:
                 q += 8
                 key += 1
-            if q == after or (after - q < 8 and (load64(address + q) ^ lists[key]) & FIRST[after - q] == 0):
+            if q == after or (after - q < 8 and (load64(address + q) ^ lists[key]) & FIRST_BYTES[after - q] == 0):
                 return after - 1, guess
     q, escaped = string_end(b, p)
     if q < 0:

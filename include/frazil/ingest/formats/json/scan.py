@@ -46,7 +46,7 @@ ESCAPES = _short
 
 
 @loop
-def white(b: Octets, p: int, end: int) -> int:
+def skip_white_space(b: Octets, p: int, end: int) -> int:
     """Return the position of the next byte that is not white space."""
     while b[p] <= 32 and p < end and (b[p] == 32 or b[p] == 10 or b[p] == 13 or b[p] == 9):
         p += 1
@@ -72,7 +72,7 @@ def literal_end(b: Octets, p: int) -> int:
 
 
 @loop
-def named_end(b: Octets, p: int) -> int:
+def special_number_end(b: Octets, p: int) -> int:
     """Return the end of `NaN`, `Inf` or `Infinity`."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
@@ -87,7 +87,7 @@ def number_end(b: Octets, p: int) -> int:
     if b[p] == 45:
         p += 1
     if b[p] == 78 or b[p] == 73:
-        return named_end(b, p)
+        return special_number_end(b, p)
     if b[p] == 48:
         p += 1
     elif is_digit(b[p]):
@@ -113,7 +113,7 @@ def number_end(b: Octets, p: int) -> int:
 
 
 @loop
-def hex4(b: Octets, p: int) -> int:
+def read_hex4(b: Octets, p: int) -> int:
     value = 0
     for q in range(p, p + 4):
         digit = HEX[b[q]]
@@ -179,12 +179,12 @@ def string_end(b: Octets, p: int) -> tuple[int, bool]:
                 return NO, escaped
             p += 2
             continue
-        unit = hex4(b, p + 2)
+        unit = read_hex4(b, p + 2)
         if unit < 0 or 0xDC00 <= unit <= 0xDFFF:
             return NO, escaped
         p += 6
         if 0xD800 <= unit <= 0xDBFF:
-            if b[p] != 92 or b[p + 1] != 117 or not 0xDC00 <= hex4(b, p + 2) <= 0xDFFF:
+            if b[p] != 92 or b[p + 1] != 117 or not 0xDC00 <= read_hex4(b, p + 2) <= 0xDFFF:
                 return NO, escaped
             p += 6
 
@@ -207,7 +207,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
             at += 1
             p += 2
             continue
-        code = hex4(b, p + 2)
+        code = read_hex4(b, p + 2)
         p += 6
         if code < 0x80:
             to[at] = code
@@ -218,7 +218,7 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
             at += 1
         else:
             if 0xD800 <= code <= 0xDBFF:
-                code = 0x10000 + ((code - 0xD800) << 10) + hex4(b, p + 2) - 0xDC00
+                code = 0x10000 + ((code - 0xD800) << 10) + read_hex4(b, p + 2) - 0xDC00
                 p += 6
                 to[at] = 0xF0 | code >> 18
                 to[at + 1] = 0x80 | code >> 12 & 0x3F
@@ -234,15 +234,15 @@ def unescape(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def _key_end(b: Octets, p: int, end: int) -> int:
+def _skip_key(b: Octets, p: int, end: int) -> int:
     """Skip the key that begins at `p`, and its colon. Returns where the value starts."""
     if b[p] != 34:
         return NO
     p, _ = string_end(b, p + 1)
     if p < 0:
         return NO
-    p = white(b, p + 1, end)
-    return white(b, p + 1, end) if b[p] == 58 else NO
+    p = skip_white_space(b, p + 1, end)
+    return skip_white_space(b, p + 1, end) if b[p] == 58 else NO
 
 
 @loop
@@ -264,10 +264,10 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
                 return NO
             opened[depth] = c
             depth += 1
-            p = white(b, p + 1, end)
+            p = skip_white_space(b, p + 1, end)
             if b[p] != c + 2:
                 if c == 123:
-                    p = _key_end(b, p, end)
+                    p = _skip_key(b, p, end)
                     if p < 0:
                         return NO
                 continue
@@ -278,13 +278,13 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
         while True:
             if depth == enclosing:
                 return p
-            p = white(b, p, end)
+            p = skip_white_space(b, p, end)
             c = b[p]
             p += 1
             if c == 44:
-                p = white(b, p, end)
+                p = skip_white_space(b, p, end)
                 if opened[depth - 1] == 123:
-                    p = _key_end(b, p, end)
+                    p = _skip_key(b, p, end)
                     if p < 0:
                         return NO
                 break
@@ -293,6 +293,6 @@ def value_end(b: Octets, p: int, end: int, depth: int, opened: Octets) -> int:
             depth -= 1
 
 
-def room() -> Any:
+def allocate_scratch() -> Any:
     """Allocate the scratch memory for `value_end`."""
     return np.zeros(MAX_DEPTH, np.uint8)

@@ -19,7 +19,7 @@ Otherwise the pattern would be tried again at each quotation mark inside it.
 MAX_DEPTH = 500
 """Maximum nesting of objects and arrays, even in ignored fields. Recursive parsers cannot read deeper nesting."""
 
-_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_DEPTH_CHANGES = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 _STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
 SPECIALS = {
@@ -31,10 +31,10 @@ SPECIALS = {
     "-Inf": b"-1e9990003",
 }
 """Map NaN and infinities, which strict JSON does not have, to numbers that stand for them."""
-_SPECIAL = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
-_NUMBERED = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
-_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
-_FAR = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
+_SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
+_ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
+_SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
+_LARGE_EXPONENT = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -53,7 +53,7 @@ class RecordError(Exception):
         self.error_class, self.error = error_class, error
 
 
-def stripped(value: bytes | None) -> bytes:
+def strip_message(value: bytes | None) -> bytes:
     """Return the message without surrounding white space. Raises RecordError if it does not look like an object in
     UTF-8.
     """
@@ -69,7 +69,7 @@ def stripped(value: bytes | None) -> bytes:
             text.decode()
         except UnicodeDecodeError as error:
             raise RecordError("InvalidUtf8", f"the value is not UTF-8 (byte {error.start})") from None
-    if too_deep(text):
+    if is_too_deep(text):
         raise RecordError("TooDeep", f"objects and arrays are nested more than {MAX_DEPTH} deep")
     return text
 
@@ -96,12 +96,12 @@ def _not_an_object_text(text: bytes) -> str:
     return "a JSON object is needed: the value does not start with {"
 
 
-def too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
+def is_too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
     """Return whether objects and arrays are nested deeper than the limit. Brackets inside strings do not count."""
     if len(text) <= limit or text.count(b"[") + text.count(b"{") <= limit:
         return False
     outside = STRING.sub(b"", text) if b'\\"' in text else b"".join(text.split(b'"')[::2])
-    steps = np.frombuffer(outside.translate(_STEPS, _NO_BRACKET), np.int8)
+    steps = np.frombuffer(outside.translate(_DEPTH_CHANGES, _NO_BRACKET), np.int8)
     return len(steps) > limit and int(np.cumsum(steps, dtype=np.int32).max()) > limit
 
 
@@ -125,11 +125,11 @@ def malformed_text(text: bytes, message: str) -> str:
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
     """Return a mask of the texts that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
-    found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_FAR}")
+    found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_LARGE_EXPONENT}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
-def without_specials(text: bytes) -> bytes:
+def encode_specials(text: bytes) -> bytes:
     """Replace NaN and infinities outside strings with the numbers that stand for them (`SPECIALS`)."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
@@ -151,14 +151,14 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
     return (b'"' if plain else b"").join(parts)
 
 
-def with_specials(text: bytes) -> bytes:
+def decode_specials(text: bytes) -> bytes:
     """Restore NaN and infinities in the text of one value: the reverse of `encode_specials`."""
     return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 
 def _replace_specials(text: bytes) -> bytes:
-    return _SPECIAL.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
+    return _SPECIAL_PATTERN.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
 
 
 def _restore_specials(text: bytes) -> bytes:
-    return _NUMBERED.sub(lambda found: _NAMES[found[1]], text)
+    return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], text)

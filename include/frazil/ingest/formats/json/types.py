@@ -61,7 +61,7 @@ def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Ite
             yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"
 
 
-def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
+def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
     """Yield the types inside a type, without the type itself."""
     match kind:
         case iceberg.StructType():
@@ -74,16 +74,16 @@ def inner(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
             parts = []
     for part in parts:
         yield part
-        yield from inner(part)
+        yield from inner_types(part)
 
 
-def depth(kind: iceberg.IcebergType) -> int:
+def max_nesting(kind: iceberg.IcebergType) -> int:
     """Return the maximum nesting of objects and arrays."""
     match kind:
         case iceberg.StructType():
-            return 1 + max((depth(field.field_type) for field in kind.fields), default=0)
+            return 1 + max((max_nesting(field.field_type) for field in kind.fields), default=0)
         case iceberg.ListType():
-            return 1 + depth(kind.element_type)
+            return 1 + max_nesting(kind.element_type)
         case iceberg.MapType():
-            return 1 + depth(kind.value_type)
+            return 1 + max_nesting(kind.value_type)
     return 0

@@ -20,24 +20,24 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import SPECIALS, with_specials
+from frazil.ingest.formats.json.text import SPECIALS, decode_specials
 from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
 TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
 INT64 = range(-(2**63), 2**63)
 
-NOT_A_NUMBER = {number: float(name) for name, number in SPECIALS.items()}
+SPECIAL_NUMBERS = {number: float(name) for name, number in SPECIALS.items()}
 """Map the numbers that stand for NaN and infinities to their values. Strict JSON does not have these."""
 
 # Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
-_CLOCK = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
-_TIME = re.compile(_CLOCK % 2)
-_TIME_AND_ZONE = re.compile(rf"[Tt ]{_CLOCK % 2}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?")
+_TIME_PATTERN = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
+_TIME = re.compile(_TIME_PATTERN % 2)
+_TIME_AND_ZONE = re.compile(rf"[Tt ]{_TIME_PATTERN % 2}(Z|z|[+-][0-9]{{2}}(?::?[0-9]{{2}})?)?")
 _USUAL_TIME = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])")
-_UNITS = (3_600_000_000, 60_000_000, 1_000_000)
+_MICROSECONDS_OF_UNITS = (3_600_000_000, 60_000_000, 1_000_000)
 _UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
 _EPOCH = date(1970, 1, 1).toordinal()
 
@@ -66,29 +66,29 @@ class OutOfRange(InvalidValue):
     error_class = OUT_OF_RANGE
 
 
-def leaf(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
+def find_conversion(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
     """Return the conversion for parsed values of a primitive type; None if Arrow accepts them unchanged."""
     match kind:
         case iceberg.DoubleType():
-            return raw_double if raw_floats else None
+            return parse_double if raw_floats else None
         case iceberg.FloatType():
-            return (lambda value: single(raw_double(value))) if raw_floats else single
+            return (lambda value: check_single(parse_double(value))) if raw_floats else check_single
         case iceberg.DecimalType(precision=precision, scale=scale):
-            return decimal(precision, scale)
+            return decimal_converter(precision, scale)
         case iceberg.TimestampType() | iceberg.TimestamptzType():
-            return epoch(unit) if unit is not None else lambda text: timestamp(text, kind)
+            return epoch_converter(unit) if unit is not None else lambda text: parse_timestamp(text, kind)
         case iceberg.StringType() if unit is not None:
-            return json_in_text if unit == JSON_IN_TEXT else json_text
+            return string_or_json_text if unit == JSON_IN_TEXT else to_json_text
         case iceberg.DateType():
-            return days
+            return parse_date
         case iceberg.TimeType():
-            return time_of_day
+            return parse_time
         case iceberg.UUIDType():
-            return uuid
+            return parse_uuid
         case iceberg.FixedType(root=length):
-            return lambda text: octets(text, length)
+            return lambda text: decode_base64(text, length)
         case iceberg.BinaryType():
-            return octets
+            return decode_base64
     return None
 
 
@@ -108,23 +108,23 @@ def describe(value: Any) -> str:
     return f"the number {str(value)[:64]}"
 
 
-def json_text(raw: msgspec.Raw) -> str:
+def to_json_text(raw: msgspec.Raw) -> str:
     """Return the JSON text of a value, as it is in the record. Raises InvalidValue for null."""
     text = bytes(raw)
     if text == b"null":
         raise InvalidValue(MISSING)
-    return with_specials(text).decode()
+    return decode_specials(text).decode()
 
 
-def json_in_text(raw: msgspec.Raw) -> str:
+def string_or_json_text(raw: msgspec.Raw) -> str:
     """Return a string's content, or the JSON text of any other value."""
     text = bytes(raw)
-    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else json_text(raw)
+    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else to_json_text(raw)
 
 
-def raw_double(raw: msgspec.Raw) -> float:
+def parse_double(raw: msgspec.Raw) -> float:
     text = bytes(raw).strip()
-    if (special := NOT_A_NUMBER.get(text)) is not None:
+    if (special := SPECIAL_NUMBERS.get(text)) is not None:
         return special
     _require_number(text)
     value = float(text)
@@ -133,7 +133,7 @@ def raw_double(raw: msgspec.Raw) -> float:
     return value
 
 
-def single(value: float) -> float:
+def check_single(value: float) -> float:
     """Return the value unchanged. Raises OutOfRange for a finite value that is infinite in single precision."""
     try:
         struct.pack("<f", value)
@@ -153,7 +153,7 @@ def _require_number(text: bytes) -> None:
         )
 
 
-def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
+def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
     """Split a number, or a string that contains a number.
 
     Returns the sign, the digits without leading and trailing zeros, the power of ten, and the number's text.
@@ -180,15 +180,15 @@ def _scientific(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
     return sign, significant, power, text
 
 
-def as_sent(text: bytes) -> str:
+def number_as_sent(text: bytes) -> str:
     """Return the number's text as sent, shortened. Numbers that stand for NaN and infinities are translated back."""
-    special = NOT_A_NUMBER.get(text.strip())
+    special = SPECIAL_NUMBERS.get(text.strip())
     if special is None:
         return text[:64].decode()
     return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
 
 
-def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
+def decimal_converter(precision: int, scale: int) -> Callable[[Any], Decimal]:
     """Return a function that converts numbers to decimals. It raises InvalidValue for a number that would be
     rounded.
     """
@@ -199,59 +199,59 @@ def decimal(precision: int, scale: int) -> Callable[[Any], Decimal]:
     def converted(raw: msgspec.Raw) -> Decimal:
         if usual is not None and usual.fullmatch(text := bytes(raw)):
             return Decimal(text.decode())
-        sign, digits, power, text = _scientific(raw)
+        sign, digits, power, text = _split_number(raw)
         if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            is_rounded = power < -scale or text in NOT_A_NUMBER
+            is_rounded = power < -scale or text in SPECIAL_NUMBERS
             raise (InvalidValue if is_rounded else OutOfRange)(
-                f"{as_sent(text)} does not fit decimal({precision}, {scale})"
+                f"{number_as_sent(text)} does not fit decimal({precision}, {scale})"
             )
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
 
 
-def epoch(unit: str) -> Callable[[Any], int]:
+def epoch_converter(unit: str) -> Callable[[Any], int]:
     """Return a function that converts numbers since the epoch to microseconds, truncated toward zero."""
     match unit:
         case "s":
-            return _seconds
+            return _convert_seconds
         case "ms":
-            return _milliseconds
+            return _convert_milliseconds
         case "us":
             return int
     return lambda value: value // 1000 if value >= 0 else -(-value // 1000)
 
 
-def _seconds(raw: msgspec.Raw) -> int:
-    sign, digits, power, text = _scientific(raw)
+def _convert_seconds(raw: msgspec.Raw) -> int:
+    sign, digits, power, text = _split_number(raw)
     if len(digits) + power > 20:
-        if text in NOT_A_NUMBER:
-            raise InvalidValue(f"a number (time in s) is needed, this is the number {as_sent(text)}")
+        if text in SPECIAL_NUMBERS:
+            raise InvalidValue(f"a number (time in s) is needed, this is the number {number_as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
-    return _in_int64(-micros if sign == b"-" else micros, text.decode(), "s")
+    return _check_int64(-micros if sign == b"-" else micros, text.decode(), "s")
 
 
-def _milliseconds(value: int) -> int:
-    return _in_int64(value * 1000, str(value), "ms")
+def _convert_milliseconds(value: int) -> int:
+    return _check_int64(value * 1000, str(value), "ms")
 
 
-def _in_int64(micros: int, text: str, unit: str) -> int:
+def _check_int64(micros: int, text: str, unit: str) -> int:
     if micros not in INT64:
         raise OutOfRange(f"{text[:64]} is too big for a time in {unit}")
     return micros
 
 
-def days(text: str) -> int:
+def parse_date(text: str) -> int:
     """Convert an ISO 8601 date to days since the epoch. Year 0 is valid. A `Z` after the date is ignored."""
-    if (found := _days(text.removesuffix("Z"))) is None:
-        raise _invalid(text, "date")
+    if (found := _days_since_epoch(text.removesuffix("Z"))) is None:
+        raise _invalid_value(text, "date")
     return found
 
 
 @lru_cache(maxsize=4096)
-def _days(text: str) -> int | None:
+def _days_since_epoch(text: str) -> int | None:
     found = _DATE.fullmatch(text)
     if found is None:
         return None
@@ -264,26 +264,26 @@ def _days(text: str) -> int | None:
         return None
 
 
-def time_of_day(text: str) -> int:
+def parse_time(text: str) -> int:
     """Convert an ISO 8601 time to microseconds since midnight. Finer fractions are truncated; a `Z` is ignored."""
     found = _TIME.fullmatch(text.removesuffix("Z"))
     if found is None:
-        raise _invalid(text, "time")
+        raise _invalid_value(text, "time")
     hour, _, minute, second, fraction = found.groups()
-    return _micros(text, "time", hour, minute, second, fraction)
+    return _time_micros(text, "time", hour, minute, second, fraction)
 
 
-def timestamp(text: str, kind: iceberg.IcebergType) -> int:
+def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
     """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Finer fractions are truncated.
 
     A text without `Z` and offset is taken as UTC. A `timestamp` column (without zone) gets the time in UTC, too.
     """
-    if (since := _days(text[:10])) is None:
-        raise _invalid(text, kind)
+    if (since := _days_since_epoch(text[:10])) is None:
+        raise _invalid_value(text, kind)
     micros = since * 86_400_000_000
     if len(text) == 10:
         return micros
-    if text[-1] == "Z" and text[10] == "T" and (usual := _seconds_of(text[11:19])) is not None:
+    if text[-1] == "Z" and text[10] == "T" and (usual := _parse_plain_time(text[11:19])) is not None:
         fraction = text[20:-1]
         if len(text) == 20:
             return micros + usual
@@ -291,48 +291,50 @@ def timestamp(text: str, kind: iceberg.IcebergType) -> int:
             return micros + usual + int(fraction[:6].ljust(6, "0"))
     found = _TIME_AND_ZONE.fullmatch(text, 10)
     if found is None:
-        raise _invalid(text, kind)
+        raise _invalid_value(text, kind)
     hour, _, minute, second, fraction, zone = found.groups()
-    micros += _micros(text, kind, hour, minute, second, fraction)
+    micros += _time_micros(text, kind, hour, minute, second, fraction)
     if zone is not None and zone not in "Zz":
-        ahead = _micros(text, kind, zone[1:3], zone[3:].lstrip(":"), None, None)
+        ahead = _time_micros(text, kind, zone[1:3], zone[3:].lstrip(":"), None, None)
         micros += ahead if zone[0] == "-" else -ahead
     return micros
 
 
 @lru_cache(maxsize=4096)
-def _seconds_of(text: str) -> int | None:
+def _parse_plain_time(text: str) -> int | None:
     """Convert `HH:MM:SS`, the most frequent form of a time, to microseconds; None for any other form."""
     found = _USUAL_TIME.fullmatch(text)
-    return None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _UNITS, strict=True))
+    return (
+        None if found is None else sum(int(n) * u for n, u in zip(found.groups(), _MICROSECONDS_OF_UNITS, strict=True))
+    )
 
 
-def _micros(text: str, kind: object, *clock: str | None) -> int:
+def _time_micros(text: str, kind: object, *clock: str | None) -> int:
     """Convert hour, minute, second and fraction to microseconds. All but the hour may be None."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
-        raise _invalid(text, kind)
+        raise _invalid_value(text, kind)
     return ((h * 60 + m) * 60 + s) * 1_000_000 + (int(fraction[:6].ljust(6, "0")) if fraction else 0)
 
 
-def uuid(text: str) -> bytes:
+def parse_uuid(text: str) -> bytes:
     """Convert the text of a UUID, with or without hyphens, to its 16 bytes."""
     if _UUID.fullmatch(text) is None:
-        raise _invalid(text, "uuid")
+        raise _invalid_value(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))
 
 
-def octets(text: str, length: int | None = None) -> bytes:
+def decode_base64(text: str, length: int | None = None) -> bytes:
     """Decode base64 (RFC 4648, with padding). `length` is the required number of bytes, for a fixed column."""
     try:
         found = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid(text, "base64") from None
+        raise _invalid_value(text, "base64") from None
     if length is not None and len(found) != length:
         raise InvalidValue(f"{len(found)} bytes are not fixed[{length}]")
     return found
 
 
-def _invalid(text: str, kind: object) -> InvalidValue:
+def _invalid_value(text: str, kind: object) -> InvalidValue:
     return InvalidValue(f"{text[:64]!r} is not a valid {kind}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from frazil.ingest.compiled import memcpy
-from frazil.ingest.formats.json.moments import NEVER, clock, days, timestamp
+from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import (
     BOOLEAN,
     DATE,
@@ -31,7 +31,7 @@ from frazil.ingest.formats.json.nodes import (
     UUID,
     Numbers,
 )
-from frazil.ingest.formats.json.numbers import decimal, integer, seconds
+from frazil.ingest.formats.json.numbers import parse_decimal, parse_integer, parse_seconds
 from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
 
 _base64 = np.full(256, -1, np.int64)
@@ -69,27 +69,27 @@ def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
         return (literal_end(b, p) if b[p] == 116 or b[p] == 102 else NO), 1 if b[p] == 116 else 0
     if kind == SECONDS:
         text = b[p] == 34
-        p, value = seconds(b, p + text)
+        p, value = parse_seconds(b, p + text)
         if p < 0 or not text:
             return p, value
         return p + 1 if b[p] == 34 else NO, value
     if kind >= MILLISECONDS:
-        p, value = integer(b, p)
+        p, value = parse_integer(b, p)
         if kind == MILLISECONDS:
             return p if -(2**63) // 1000 < value < 2**63 // 1000 else NO, value * 1000
         if kind == NANOSECONDS:
-            return p if value != NEVER else NO, value // 1000 if value >= 0 else -(-value // 1000)
+            return p if value != INVALID_DATE else NO, value // 1000 if value >= 0 else -(-value // 1000)
         return p, value
     if b[p] != 34:
         return NO, 0
     if kind == DATE:
-        value = days(b, p + 1)
-        if value == NEVER:
+        value = parse_date(b, p + 1)
+        if value == INVALID_DATE:
             return NO, value
         p += 11
         p += b[p] == 90
         return p + 1 if b[p] == 34 else NO, value
-    p, value = clock(b, p + 1)
+    p, value = parse_time(b, p + 1)
     p += p >= 0 and b[p] == 90
     return p + 1 if p >= 0 and b[p] == 34 else NO, value
 
@@ -100,7 +100,7 @@ def write_value(b: Octets, p: int, kind: int, precision: int, scale: int, at: in
     if kind == TIMESTAMP:
         if b[p] != 34:
             return NO
-        p, words[at] = timestamp(b, p + 1)
+        p, words[at] = parse_timestamp(b, p + 1)
         return p + 1 if p >= 0 and b[p] == 34 else NO
     if kind == DECIMAL or kind == UUID:
         return write_two_words(b, p, kind, precision, scale, at, words)
@@ -113,17 +113,17 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
     """Read a decimal or UUID, and write its two words. Returns the position after it; NO if invalid."""
     text = b[p] == 34
     if kind == DECIMAL:
-        p, high, low = decimal(b, p + text, precision, scale, text)
+        p, high, low = parse_decimal(b, p + text, precision, scale, text)
         words[at] = np.int64(low)
         words[at + 1] = np.int64(high)
         if p < 0 or not text:
             return p
         return p + 1 if b[p] == 34 else NO
-    return _uuid(b, p + 1, at, words) if text else NO
+    return _write_uuid(b, p + 1, at, words) if text else NO
 
 
 @loop
-def _uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
+def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
     """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID's two words.
 
     Returns the position after it; NO if invalid. The UUID's first byte is the lowest byte of the first word.
@@ -179,9 +179,9 @@ def write_base64(
     if used + end - p > domains[last, ROOM]:
         return False
     if escaped:
-        length = _octets(text, used, unescape(b, p, end, text, used), text, used)
+        length = _decode_base64(text, used, unescape(b, p, end, text, used), text, used)
     else:
-        length = _octets(b, p, end, text, used)
+        length = _decode_base64(b, p, end, text, used)
     words[at] = -1 - used
     words[at + 1] = length
     domains[last, USED] = used + max(length, 0)
@@ -189,7 +189,7 @@ def write_base64(
 
 
 @loop
-def _octets(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
+def _decode_base64(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     """Decode padded base64 into `to`, starting at `at`; the output may overlap the input.
 
     Returns the number of bytes; -1 if the base64 is invalid.

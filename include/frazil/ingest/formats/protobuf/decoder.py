@@ -12,23 +12,30 @@ from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
-from frazil.ingest.binary_arrays import fixed
+from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import Decoded, Rejection
-from frazil.ingest.formats.avro.decoder import DECLARED, EMPTY, FRAME_BYTES, AvroDecoder, not_framed_text, schema_ids
+from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.formats.avro.decoder import (
+    DECLARED_ID,
+    EMPTY_FAULT,
+    FRAME_BYTES,
+    AvroDecoder,
+    not_framed_text,
+    read_schema_ids,
+)
 from frazil.ingest.formats.avro.program import Fault
 from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
-from frazil.ingest.formats.protobuf.loop import message_indexes, read_records
-from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, Program
-from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at, message_of
-from frazil.ingest.schema_drift import DEEPEST, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
-from frazil.registry.client import Schemas, SchemaText, UnknownSchema
+from frazil.ingest.formats.protobuf.loop import read_message_indexes, read_records
+from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, ProtobufProgram
+from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_at_indexes, message_of
+from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
+from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
-_INDEXES = 32
+_INDEX_BITS = 32
 """Number of low bits for the message indexes in the key of a message type. The bits above hold the schema id."""
 
 
@@ -47,7 +54,7 @@ class ProtobufDecoder(AvroDecoder):
         self,
         schema: Schema,
         units: Mapping[int, str],
-        schemas: Schemas | SchemaText,
+        schemas: SchemaSource | SchemaText,
         message: str | None = None,
         *,
         framed: bool = True,
@@ -70,31 +77,31 @@ class ProtobufDecoder(AvroDecoder):
         self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
     def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return Program(struct, self._columns, units)
+        return ProtobufProgram(struct, self._columns, units)
 
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         roots = np.full(len(values), -1, np.int64)
         for i in np.flatnonzero(values.lengths == NULL).tolist():
             rejections[i] = ("Tombstone", "the message has no value")
         if not self._framed:  # a message without fields has no bytes
-            self._assign(roots, np.flatnonzero(values.lengths != NULL), DECLARED, rejections)
+            self._assign(roots, np.flatnonzero(values.lengths != NULL), DECLARED_ID, rejections)
             return roots, values
         for i in np.flatnonzero(values.lengths == 0).tolist():
-            rejections[i] = EMPTY
+            rejections[i] = EMPTY_FAULT
         framed = values.lengths > FRAME_BYTES
         framed[framed] = values.data[values.starts[framed]] == 0
         for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
             rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
         places = np.flatnonzero(framed)
         indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
-        message_indexes(*fixed(values.take(places)), indexes, sizes)
+        read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
         for i in places[sizes < 0].tolist():
             rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
         places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
         if isinstance(self._schemas, SchemaText):
-            self._assign(roots, places, DECLARED, rejections)
+            self._assign(roots, places, DECLARED_ID, rejections)
         else:
-            keys = schema_ids(values.data, values.starts[places]) << _INDEXES | indexes
+            keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
             if len(keys) and (keys == keys[0]).all():
                 self._assign(roots, places, int(keys[0]), rejections)
             else:
@@ -104,7 +111,7 @@ class ProtobufDecoder(AvroDecoder):
         lengths[places] -= FRAME_BYTES + sizes
         return roots, BinaryColumn(values.data, starts, lengths)
 
-    def __call__(self, chunk: Chunk) -> Decoded:
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
         decoded = super().__call__(chunk)
         if not self._texts_of_json or not len(decoded.kept):
             return decoded
@@ -119,18 +126,18 @@ class ProtobufDecoder(AvroDecoder):
             return dataclasses.replace(decoded, rows=rows)
         good = ~np.isin(np.arange(len(decoded.kept)), [*wrong])
         added = [Rejection(int(decoded.kept[row]), *wrong[row]) for row in sorted(wrong)]
-        return Decoded(rows.filter(good), decoded.kept[good], [*decoded.rejections, *added], decoded.drift)
+        return DecodedChunk(rows.filter(good), decoded.kept[good], [*decoded.rejections, *added], decoded.drift)
 
     def _request(self, schema_ids: list[int]) -> None:
-        super()._request(sorted({key >> _INDEXES for key in schema_ids}))
+        super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
 
     def _add_schema(self, schema_id: int) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
-            what = f"the schema of id {schema_id >> _INDEXES}"
+            what = f"the schema of id {schema_id >> _INDEX_BITS}"
             try:
-                found = self._schemas.get(schema_id >> _INDEXES)
+                found = self._schemas.get(schema_id >> _INDEX_BITS)
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
         if found.type != "PROTOBUF":
@@ -139,7 +146,9 @@ class ProtobufDecoder(AvroDecoder):
             if isinstance(self._schemas, SchemaText):
                 written = message_of(found.text, found.references, self._message)
             else:
-                written = message_at(found.text, found.references, indexes_of(schema_id & 2**_INDEXES - 1))
+                written = message_at_indexes(
+                    found.text, found.references, unpack_indexes(schema_id & 2**_INDEX_BITS - 1)
+                )
             self._note_unknown(schema_id, (one.name for one in written.fields))
             root = self._program.add(written)
         except UnreadableSchema as error:
@@ -149,9 +158,7 @@ class ProtobufDecoder(AvroDecoder):
         if isinstance(root, int):
             self._messages[root] = written
         if self._widening is not None and isinstance(root, int):
-            self._beyond[schema_id] = beyond_message(written, self._struct, widening=self._widening).within(
-                self._within
-            )
+            self._beyond[schema_id] = find_drift(written, self._struct, widening=self._widening).within(self._within)
         return root  # type: ignore[no-any-return]
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
@@ -164,7 +171,7 @@ class ProtobufDecoder(AvroDecoder):
         return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
 
 
-def indexes_of(packed: int) -> Sequence[int]:
+def unpack_indexes(packed: int) -> Sequence[int]:
     """Unpack message indexes: their count, followed by zigzag varints. A count of 0 means the first message."""
     numbers, value, shift = [], 0, 0
     for octet in packed.to_bytes(4, "big"):
@@ -177,7 +184,7 @@ def indexes_of(packed: int) -> Sequence[int]:
 
 
 _F = FieldDescriptor
-_PLAIN = {
+_SCALAR_TYPES = {
     _F.TYPE_BOOL: "boolean",
     _F.TYPE_FLOAT: "float",
     _F.TYPE_DOUBLE: "double",
@@ -193,17 +200,17 @@ _MAX_PARTS = 10_000
 """Maximum number of parts in the type of a new column."""
 
 
-def beyond_message(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
+def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
     """Return the changes that the table's schema needs to hold all records of this message.
 
     Wider types are returned only if `widening` is true.
     """
-    found = list(_beyond(written, struct, (), frozenset()))
+    found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
-def _beyond(
+def _find_changes(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
 ) -> Iterator[tuple[Path, FoundType, str]]:
     """Yield a path and what it needs: a new field's type, or the wider type of an existing column (otherwise an empty
@@ -224,8 +231,8 @@ def _beyond(
             kind, here = kind.value_type, (*here, "value")
             part = one.message_type.fields_by_name["value"]
         if part.message_type is not None and isinstance(kind, iceberg.StructType):
-            yield from _beyond(part.message_type, kind, here, inside)
-        elif isinstance(kind, iceberg.IntegerType) and _PLAIN.get(part.type) == "long":
+            yield from _find_changes(part.message_type, kind, here, inside)
+        elif isinstance(kind, iceberg.IntegerType) and _SCALAR_TYPES.get(part.type) == "long":
             yield here, None, "long"
         elif isinstance(kind, iceberg.FloatType) and part.type == _F.TYPE_DOUBLE:
             yield here, None, "double"
@@ -247,7 +254,7 @@ class _ColumnTypeFinder:
 
     def field(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
         self._parts += 1
-        if self._parts > _MAX_PARTS or len(inside) > DEEPEST:
+        if self._parts > _MAX_PARTS or len(inside) > MAX_NESTING:
             return MIXED
         if not written.is_repeated:
             return self._single_type(written, inside)
@@ -259,11 +266,11 @@ class _ColumnTypeFinder:
     def _single_type(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
         message = written.message_type
         if message is None:
-            return _PLAIN[written.type]
+            return _SCALAR_TYPES[written.type]
         if message.full_name == TIMESTAMP:
             return "timestamptz"
         if message.full_name in WRAPPERS:
-            return _PLAIN[message.fields[0].type]
+            return _SCALAR_TYPES[message.fields[0].type]
         if message.full_name in inside or written.type == _F.TYPE_GROUP or not message.fields:
             return MIXED
         within = inside | {message.full_name}

@@ -67,7 +67,7 @@ class JsonTexts:
                 rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
             elif self._has_json(field.field_type, field.field_id):
                 parts = [None if one is None else _find_field(one, field.name) for one in messages]
-                array = self._fill(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
+                array = self._fill_array(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
         return rows
 
@@ -75,7 +75,7 @@ class JsonTexts:
         """Return the JSON text of the fields that do not fill columns; None if there are none, or on an error."""
         assert self._taken is not None
         try:
-            text = _dump(MessageToDict(message, preserving_proto_field_name=True))
+            text = _to_json(MessageToDict(message, preserving_proto_field_name=True))
             return rest_of(text.encode(), self._taken)
         except (Error, TypeError, ValueError) as error:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
@@ -91,7 +91,7 @@ class JsonTexts:
                 return self._has_json(kind.value_type, kind.value_id)
         return field_id in self._json_ids
 
-    def _fill(
+    def _fill_array(
         self,
         array: pa.Array,
         field: iceberg.NestedField,
@@ -112,7 +112,7 @@ class JsonTexts:
                         within = [None if at is None else _subfield(at, inner.name) for at in parts]
                         # Required fields of a null struct do not count as missing.
                         there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
-                        child = self._fill(child, inner, within, there, f"{path}.{inner.name}")
+                        child = self._fill_array(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
                 fields = [array.type.field(i) for i in range(array.type.num_fields)]
                 return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
@@ -121,21 +121,21 @@ class JsonTexts:
                     (at._replace(value=value), row)
                     for at, row in zip(parts, rows, strict=True)
                     if at is not None
-                    for value in _get(at)
+                    for value in _field_value(at)
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
-                elements = self._fill(array.values, kind.element_field, inside, of, f"{path}.element")
+                elements = self._fill_array(array.values, kind.element_field, inside, of, f"{path}.element")
                 return pa.LargeListArray.from_arrays(array.offsets, elements, type=array.type, mask=mask)
             case iceberg.MapType():
                 keys, starts = array.keys.to_pylist(), array.offsets.to_pylist()
                 found = [
-                    (at._replace(value=_get(at)[keys[i]]), row)
+                    (at._replace(value=_field_value(at)[keys[i]]), row)
                     for n, (at, row) in enumerate(zip(parts, rows, strict=True))
                     if at is not None
                     for i in range(starts[n], starts[n + 1])
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
-                items = self._fill(array.items, kind.value_field, inside, of, f"{path}.value")
+                items = self._fill_array(array.items, kind.value_field, inside, of, f"{path}.value")
                 return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=array.type, mask=mask)
         texts = []
         for at, row in zip(parts, rows, strict=True):
@@ -153,7 +153,7 @@ class JsonTexts:
         return pa.array(texts, array.type)
 
 
-def _get(at: _FieldValue) -> Any:
+def _field_value(at: _FieldValue) -> Any:
     return getattr(at.message, at.field.name)
 
 
@@ -166,22 +166,22 @@ def _find_field(message: Message, name: str) -> _FieldValue | None:
 
 
 def _subfield(at: _FieldValue, name: str) -> _FieldValue | None:
-    message = _get(at) if at.value is None else at.value
+    message = _field_value(at) if at.value is None else at.value
     return _find_field(message, name)
 
 
 def _number_text(at: _FieldValue) -> str | None:
     """Return a number as unquoted JSON, although Protobuf's mapping quotes 64-bit integers. None if not a number."""
-    value = _get(at)
+    value = _field_value(at)
     if isinstance(value, Message) and value.DESCRIPTOR.full_name in WRAPPERS:
         at = _FieldValue(value, value.DESCRIPTOR.fields[0])
-        value = _get(at)
+        value = _field_value(at)
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and at.field.enum_type is None
     return json.dumps(value) if is_number else None
 
 
 def _json_text(at: _FieldValue) -> str:
-    value = at.value if at.value is not None or at.field.is_repeated else _get(at)
+    value = at.value if at.value is not None or at.field.is_repeated else _field_value(at)
     if isinstance(value, Message):
         found = MessageToDict(value, preserving_proto_field_name=True)
     elif at.value is not None:
@@ -189,15 +189,15 @@ def _json_text(at: _FieldValue) -> str:
     else:
         one: Any = type(at.message)()
         if at.field.is_repeated:
-            getattr(one, at.field.name).MergeFrom(_get(at))
+            getattr(one, at.field.name).MergeFrom(_field_value(at))
             of_empty: Callable[[], Any] = dict if is_map(at.field) else list
             found = MessageToDict(one, preserving_proto_field_name=True).get(at.field.name, of_empty())
         else:
             setattr(one, at.field.name, value)
             options: Mapping[str, bool] = {"always_print_fields_with_no_presence": True}
             found = MessageToDict(one, preserving_proto_field_name=True, **options)[at.field.name]
-    return _dump(found)
+    return _to_json(found)
 
 
-def _dump(found: Any) -> str:
+def _to_json(found: Any) -> str:
     return json.dumps(found, ensure_ascii=False, separators=(",", ":"))

@@ -19,7 +19,7 @@ import numpy as np
 
 from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro.loop import (
-    FULL,
+    NO_ROOM,
     NOT_READ,
     Plan,
     Scratch,
@@ -132,7 +132,7 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 
 @loop
-def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
+def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
     """Read a varint. Returns the position after it (or a negative error code), and its bits."""
     if p >= end:
         return -ENDS_EARLY, 0
@@ -153,11 +153,11 @@ def varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
 
 
 @loop
-def span(b: Octets, p: int, end: int) -> tuple[int, int]:
+def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read the length of a length-prefixed value. Returns the value's start (or a negative error code), and its
     length.
     """
-    p, length = varint(b, p, end)
+    p, length = read_varint(b, p, end)
     if p < 0:
         return p, 0
     if length < 0 or length > end - p:
@@ -168,14 +168,14 @@ def span(b: Octets, p: int, end: int) -> tuple[int, int]:
 @loop
 def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read a tag. Returns the position after it (or a negative error code), and the tag."""
-    p, tag = varint(b, p, end)
+    p, tag = read_varint(b, p, end)
     if p >= 0 and (tag < 8 or tag > _MAX_TAG):
         return -NO_FIELD, 0
     return p, tag
 
 
 @loop
-def skip(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
+def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> int:
     """Skip the value that follows `tag`. A group is skipped with its content.
 
     Returns the position after it, or a negative error code.
@@ -183,9 +183,9 @@ def skip(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: int) -> 
     wire, outer = tag & 7, depth
     while True:
         if wire == VARINT:
-            p, _ = varint(b, p, end)
+            p, _ = read_varint(b, p, end)
         elif wire == BLOB:
-            p, length = span(b, p, end)
+            p, length = read_span(b, p, end)
             if p >= 0:
                 p += length
         elif wire == EIGHT_BYTES or wire == FOUR_BYTES:
@@ -228,7 +228,7 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 
 @loop
-def clear(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
+def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, domains: Numbers) -> None:
     """Write null to entry e, the last one of a node, and remove the elements of lists and maps inside it, at any
     depth.
     """
@@ -302,7 +302,7 @@ def read_timestamp(
         if p < 0:
             return -p
         if tag == 8 or tag == 16:
-            p, value = varint(b, p, end)
+            p, value = read_varint(b, p, end)
             if p < 0:
                 return -p
             if tag == 8:
@@ -310,7 +310,7 @@ def read_timestamp(
             else:
                 nanos = np.int64(np.int32(value))
         else:
-            p = skip(b, p, end, tag, frames, 0)
+            p = skip_value(b, p, end, tag, frames, 0)
             if p < 0:
                 return -p
     if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
@@ -321,7 +321,7 @@ def read_timestamp(
 
 
 @loop
-def integer(value: Any, bits: int) -> Any:
+def decode_integer(value: Any, bits: int) -> Any:
     """Convert a varint's bits to an integer with the encoding `bits`. A UINT64 above 2^63 - 1 becomes negative."""
     if bits == INT32:
         return np.int64(np.int32(value))
@@ -352,7 +352,7 @@ def read_value(
     kind, node, wire = ops[op, OPERATION], ops[op, NODE], ops[op, WIRE]
     flag, at = nodes[node, FLAG] + e, nodes[node, BASE] + e
     if wire == BLOB:
-        p, length = span(b, p, end)
+        p, length = read_span(b, p, end)
         if p < 0:
             return p
         if kind == TIMESTAMP:
@@ -375,7 +375,7 @@ def read_value(
         words[at + e + 1] = length
         return p + length
     if wire == VARINT:
-        p, value = varint(b, p, end)
+        p, value = read_varint(b, p, end)
         if p < 0:
             return p
     elif wire == EIGHT_BYTES:
@@ -403,7 +403,7 @@ def read_value(
         words[at] = 1 if value != 0 else 0
         return p
     bits = ops[op, BITS]
-    value = integer(value, bits)
+    value = decode_integer(value, bits)
     if kind == INTEGER:
         if (bits == UINT64 and value < 0) or not ops[op, MIN_VALUE] <= value <= ops[op, MAX_VALUE]:
             return -NOT_HELD
@@ -434,10 +434,10 @@ def read_value(
 
 
 @loop
-def is_unknown(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
+def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: Plan) -> bool:
     """Return whether the number at `p` is valid, but not a symbol of the enum."""
     ops, places = plan
-    after, value = varint(b, p, end)
+    after, value = read_varint(b, p, end)
     return after >= 0 and find_row(places, ops[op, SYMBOLS], ops[op, KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
@@ -456,7 +456,7 @@ def check_message(b: Octets, op: int, e: int, plan: Plan, memory: Memory, scratc
         first = words[to - 1] if e else 0
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
-                return FULL + len(domains)
+                return NO_ROOM + len(domains)
             if has_duplicate_key(b, nodes[node + 1, BASE], first, words[to], words, slots, seed):
                 return REPEATED_KEY
     return VALID
@@ -499,7 +499,7 @@ def read_record(
             next_ = find_row(places, first, count, 2, number)
         if next_ < 0:
             next_ = 0
-            p = skip(b, p, end, tag, frames, depth)
+            p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -509,19 +509,19 @@ def read_record(
             next_ += 1
         packed = shape != SINGLE and wire == BLOB and expected != BLOB
         if wire != expected and not packed:  # treat as unknown
-            p = skip(b, p, end, tag, frames, depth)
+            p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
-        if ops[op, CLOSED] and not packed and is_unknown(b, p, end, op, plan):
-            p = skip(b, p, end, tag, frames, depth)
+        if ops[op, CLOSED] and not packed and is_unknown_symbol(b, p, end, op, plan):
+            p = skip_value(b, p, end, tag, frames, depth)
             continue
         if ops[op, OTHER]:
             for k in range(ops[op, OTHERS], ops[op, OTHERS] + ops[op, OTHER]):
                 if valid[nodes[places[k], FLAG] + e]:
-                    clear(places[k], e, nodes, words, valid, domains)
+                    clear_entry(places[k], e, nodes, words, valid, domains)
         if kind == SKIP:
-            p = skip(b, p, end, tag, frames, depth)
+            p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
@@ -530,7 +530,7 @@ def read_record(
         node, outer = ops[op, NODE], ops[op, OUTER]
         stop = end
         if packed:
-            after, length = span(b, p, end)
+            after, length = read_span(b, p, end)
             if after < 0:
                 return -after, op, start
             p = after
@@ -538,18 +538,18 @@ def read_record(
         while not packed or p < stop:
             entry = e
             if shape != SINGLE:
-                if packed and ops[op, CLOSED] and is_unknown(b, p, stop, op, plan):
-                    p, _ = varint(b, p, stop)
+                if packed and ops[op, CLOSED] and is_unknown_symbol(b, p, stop, op, plan):
+                    p, _ = read_varint(b, p, stop)
                     continue
                 inner = nodes[outer, INNER]
                 entry = domains[inner, USED]
                 if entry >= domains[inner, ROOM]:
-                    return FULL + inner, op, start
+                    return NO_ROOM + inner, op, start
                 domains[inner, USED] = entry + 1
                 words[nodes[outer, BASE] + e] = entry + 1
                 valid[nodes[node, FLAG] + entry] = 0
             if kind == MESSAGE:
-                after, length = span(b, p, end)
+                after, length = read_span(b, p, end)
                 if after < 0:
                     return -after, op, start
                 if depth == len(frames) - 1:
@@ -605,8 +605,8 @@ def read_records(
             continue
         for d in range(len(domains)):
             domains[d, USED] = domains[d, BEFORE]
-        if found >= FULL:
-            return i, found - FULL
+        if found >= NO_ROOM:
+            return i, found - NO_ROOM
         wrong[i] = found
         where[i, 0] = op
         where[i, 1] = p - start
@@ -614,7 +614,7 @@ def read_records(
 
 
 @loop
-def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
+def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers, sizes: Numbers) -> None:
     """Read each record's message indexes, which follow the first five bytes of the frame.
 
     `found` receives the bytes of the indexes as one number, and `sizes` how many bytes these are. The size is -1 if the
@@ -623,10 +623,10 @@ def message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Numbers
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]
         first = p
-        p, count = varint(b, p, end)
+        p, count = read_varint(b, p, end)
         count = (count >> 1) if p >= 0 and count & 1 == 0 else 8
         while p >= 0 and 0 < count < 8:
-            p, _ = varint(b, p, end)
+            p, _ = read_varint(b, p, end)
             count -= 1
         sizes[i] = -1
         found[i] = 0

@@ -13,9 +13,9 @@ import numpy as np
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.avro.program import MAX_OPERATIONS, MISSING, BaseProgram, Fault, Target
+from frazil.ingest.formats.avro.program import MAX_OPERATIONS, MISSING, Fault, LoopProgram, TargetColumn
 from frazil.ingest.formats.avro.schema import TooLarge
-from frazil.ingest.formats.columns import Columns
+from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf import operations as op
@@ -33,8 +33,8 @@ _INTEGERS = {
     _F.TYPE_SFIXED32: (op.INT32, op.FOUR_BYTES),
     _F.TYPE_SFIXED64: (op.INT64, op.EIGHT_BYTES),
 }
-NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
-_MOMENTS = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
+TYPE_NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
+_DATE_TIME_TYPES = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
 """Column types that can be parsed from an ISO 8601 text."""
 WRAPPERS = frozenset(
     f"google.protobuf.{name}Value"
@@ -45,7 +45,7 @@ _INT, _LONG = (-(2**31), 2**31 - 1), (-(2**63), 2**63 - 1)
 _FACTORS = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": -1000}
 
 
-class _CannotFill(Exception):
+class _FieldMismatch(Exception):
     """A field does not match its column. The arguments are the error class, the error text and the column's path."""
 
     def __init__(self, error_class: str, text: str, path: str = "") -> None:
@@ -53,21 +53,21 @@ class _CannotFill(Exception):
 
 
 @dataclass(slots=True)
-class _Absent:
+class _AbsentFields:
     """The values of a message's absent fields: the numbers for BEGIN and NEEDS of its operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
 
 
-class Program(BaseProgram):
+class ProtobufProgram(LoopProgram):
     """The operations that read Protobuf messages into the columns."""
 
     _width = op.WIDTH
 
-    def __init__(self, schema: iceberg.StructType, columns: Columns, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         super().__init__(schema, columns, units)
-        self._absent: dict[int, _Absent] = {}
+        self._absent: dict[int, _AbsentFields] = {}
         self._needed: dict[int, str] = {}
         self.spans: dict[int, Any] = {}
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
@@ -81,7 +81,7 @@ class Program(BaseProgram):
         self._max_rows = rows + MAX_OPERATIONS
         try:
             root = self._add_fields(written, self._record)
-        except (TooLarge, _CannotFill) as error:
+        except (TooLarge, _FieldMismatch) as error:
             del self._rows[rows:], self._paths[rows:], self._places[places:]
             self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
             self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
@@ -97,11 +97,11 @@ class Program(BaseProgram):
         nodes = self._places[first : first + self._rows[place][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
 
-    def _add_fields(self, written: Descriptor, target: Target) -> int:
+    def _add_fields(self, written: Descriptor, target: TargetColumn) -> int:
         assert isinstance(target.kind, iceberg.StructType)
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
-            one.name: Target(
+            one.name: TargetColumn(
                 one.field_type,
                 int(self._columns.lists[first + i]),
                 one.field_id,
@@ -110,11 +110,11 @@ class Program(BaseProgram):
             for i, one in enumerate(target.kind.fields)
         }
         row = self._add_row(op.MESSAGE, target)
-        absent = self._absent[row] = _Absent()
+        absent = self._absent[row] = _AbsentFields()
         fields = {one.name: one for one in written.fields}
         for name, inside in wanted.items():
             if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
-                self._add_absent(written, inside, absent)
+                self._add_absent_column(written, inside, absent)
         operations: dict[int, int] = {}
         maps: list[int] = []
         for name, inside in wanted.items():
@@ -126,18 +126,18 @@ class Program(BaseProgram):
                     maps.append(inside.node)
         self._link_oneofs(written, wanted, operations)
         self._set_message(row, operations, absent, maps)
-        self._set(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
+        self._set_field(row, op.CELLS, int(self._columns.nodes[target.node, AFTER]) - target.node)
         return row
 
-    def _add_absent(self, written: Descriptor, inside: Target, absent: _Absent) -> None:
+    def _add_absent_column(self, written: Descriptor, inside: TargetColumn, absent: _AbsentFields) -> None:
         """Make a column null that no field fills. Raises _FieldMismatch if the column is required."""
         if self._columns.nodes[inside.node, REQUIRED]:
-            raise _CannotFill(
+            raise _FieldMismatch(
                 MISSING, f"required, and the written schema's {written.name} has no such field", inside.path
             )
         absent.begin += [inside.node, 0, 0, 0]
 
-    def _link_oneofs(self, written: Descriptor, wanted: dict[str, Target], operations: dict[int, int]) -> None:
+    def _link_oneofs(self, written: Descriptor, wanted: dict[str, TargetColumn], operations: dict[int, int]) -> None:
         """Make each field of a oneof clear the other fields of the oneof, even if the field fills no column."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
@@ -146,18 +146,18 @@ class Program(BaseProgram):
                 if not others:
                     continue
                 if one.number not in operations:
-                    nowhere = Target(iceberg.BooleanType(), -1, -1, one.name)
+                    nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, one.name)
                     operations[one.number] = self._add_row(op.SKIP, nowhere)
-                    self._set(operations[one.number], op.WIRE, wire_type(one))
+                    self._set_field(operations[one.number], op.WIRE, wire_type(one))
                 self._set_places(operations[one.number], op.OTHERS, others)
 
-    def _set_message(self, row: int, operations: dict[int, int], absent: _Absent, maps: Sequence[int]) -> None:
+    def _set_message(self, row: int, operations: dict[int, int], absent: _AbsentFields, maps: Sequence[int]) -> None:
         self._set_places(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)
         self._set_places(row, op.BEGIN, absent.begin, 4)
         self._set_places(row, op.NEEDS, absent.needs)
         self._set_places(row, op.MAPS, maps)
 
-    def _add_field(self, written: FieldDescriptor, target: Target, absent: _Absent) -> int:
+    def _add_field(self, written: FieldDescriptor, target: TargetColumn, absent: _AbsentFields) -> int:
         """Add the operation of a field, and return it. The value for a missing field is added to `absent`."""
         try:
             if written.is_repeated:
@@ -165,11 +165,11 @@ class Program(BaseProgram):
                 absent.begin += [target.node, 1, 0, 0]
                 return row
             row, default = self._add_single(written, target)
-        except _CannotFill as error:
+        except _FieldMismatch as error:
             row = self._add_row(op.REFUSED, target)
-            self._set(row, op.WIRE, wire_type(written))
+            self._set_field(row, op.WIRE, wire_type(written))
             if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
-                self._set(row, op.SHAPE, op.LIST_ENTRY)
+                self._set_field(row, op.SHAPE, op.LIST_ENTRY)
             self._unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
             default = None
         if written.has_presence or default is None:
@@ -181,32 +181,32 @@ class Program(BaseProgram):
             absent.begin += [target.node, 1, *default]
         return row
 
-    def _add_repeated(self, written: FieldDescriptor, target: Target) -> int:
+    def _add_repeated(self, written: FieldDescriptor, target: TargetColumn) -> int:
         match target.kind:
             case iceberg.ListType():
                 one = target.kind.element_field
-                inside = Target(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
+                inside = TargetColumn(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
                 row, _ = self._add_single(written, inside)
-                self._set(row, op.SHAPE, op.LIST_ENTRY)
+                self._set_field(row, op.SHAPE, op.LIST_ENTRY)
             case iceberg.MapType() if is_map(written):
                 row = self._add_map(written, target, target.kind)
             case _:
                 what = "map" if is_map(written) else f"repeated {type_name(written)}"
-                raise _CannotFill(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
-        self._set(row, op.OUTER, target.node)
+                raise _FieldMismatch(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
+        self._set_field(row, op.OUTER, target.node)
         return row
 
-    def _add_map(self, written: FieldDescriptor, target: Target, kind: iceberg.MapType) -> int:
+    def _add_map(self, written: FieldDescriptor, target: TargetColumn, kind: iceberg.MapType) -> int:
         parts = written.message_type.fields_by_name
         if parts["key"].type != _F.TYPE_STRING:
             what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
-            raise _CannotFill(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
-        key = Target(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
-        value = Target(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
+            raise _FieldMismatch(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
+        key = TargetColumn(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
+        value = TargetColumn(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
         row = self._add_row(op.MESSAGE, key)
-        self._set(row, op.WIRE, op.BLOB)
-        self._set(row, op.SHAPE, op.MAP_ENTRY)
-        absent = _Absent()
+        self._set_field(row, op.WIRE, op.BLOB)
+        self._set_field(row, op.SHAPE, op.MAP_ENTRY)
+        absent = _AbsentFields()
         operations = {1: self._add_field(parts["key"], key, absent), 2: self._add_field(parts["value"], value, absent)}
         if parts["value"].has_presence and (inside := self._absent.get(operations[2])):  # an entry has an empty message
             absent.begin[-4:] = [value.node, 1, 0, 0]
@@ -215,33 +215,33 @@ class Program(BaseProgram):
         elif self._rows[operations[2]][op.OPERATION] == op.TIMESTAMP:
             absent.begin[-4:] = [value.node, 1, 0, 0]
         self._set_message(row, operations, absent, ())
-        self._set(row, op.CELLS, 2)
+        self._set_field(row, op.CELLS, 2)
         return row
 
-    def _add_single(self, written: FieldDescriptor, target: Target) -> tuple[int, list[int] | None]:
+    def _add_single(self, written: FieldDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
         """Add the operation of a single value. Return it, and the two words of the default.
 
         The default is the column's value if the field is absent; None means null.
         """
         if written.type == _F.TYPE_GROUP:
-            raise _CannotFill(op.MISMATCH, "Protobuf's group cannot fill a column")
+            raise _FieldMismatch(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:
             return self._add_message(written.message_type, target), None
         if written.enum_type is not None:
             return self._add_enum(written.enum_type, target)
-        found = scalar(written.type, target.kind, self._units.get(target.field_id))
+        found = scalar_operation(written.type, target.kind, self._units.get(target.field_id))
         if found is None:
-            raise _CannotFill(
+            raise _FieldMismatch(
                 op.MISMATCH, f"Protobuf's {type_name(written)} cannot fill a column of type {target.kind}"
             )
         row = self._add_row(found.pop(op.OPERATION), target)
         for column, value in found.items():
-            self._set(row, column, value)
-        of_text = written.type == _F.TYPE_STRING and isinstance(target.kind, (iceberg.UUIDType, *_MOMENTS))
+            self._set_field(row, column, value)
+        of_text = written.type == _F.TYPE_STRING and isinstance(target.kind, (iceberg.UUIDType, *_DATE_TIME_TYPES))
         has_no_default = of_text or (isinstance(target.kind, iceberg.FixedType) and target.kind.root > 0)
         return row, None if has_no_default else [0, 0]
 
-    def _add_message(self, written: Descriptor, target: Target) -> int:
+    def _add_message(self, written: Descriptor, target: TargetColumn) -> int:
         match target.kind:
             case iceberg.StructType():
                 row = self._add_fields(written, target)
@@ -252,30 +252,32 @@ class Program(BaseProgram):
             case _ if written.full_name in WRAPPERS:
                 row = self._add_row(op.MESSAGE, target)
                 inside, default = self._add_single(written.fields[0], target)
-                absent = self._absent[row] = _Absent([target.node, int(default is not None), 0, 0])
+                absent = self._absent[row] = _AbsentFields([target.node, int(default is not None), 0, 0])
                 self._set_message(row, {1: inside}, absent, ())
-                self._set(row, op.CELLS, 1)
+                self._set_field(row, op.CELLS, 1)
             case _:
-                raise _CannotFill(
+                raise _FieldMismatch(
                     op.MISMATCH, f"Protobuf's message {written.name} cannot fill a column of type {target.kind}"
                 )
-        self._set(row, op.WIRE, op.BLOB)
+        self._set_field(row, op.WIRE, op.BLOB)
         return row
 
-    def _add_enum(self, written: EnumDescriptor, target: Target) -> tuple[int, list[int] | None]:
+    def _add_enum(self, written: EnumDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
         symbols = {one.number: one.name for one in reversed(written.values)}  # of equal numbers, the first
         if isinstance(target.kind, iceberg.StringType):
             row = self._add_row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):
             row = self._add_row(op.INTEGER, target)
             for column, value in ((op.MIN_VALUE, _INT[0]), (op.MAX_VALUE, _INT[1]), (op.FACTOR, 1)):
-                self._set(row, column, value)
+                self._set_field(row, column, value)
         else:
-            raise _CannotFill(op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}")
+            raise _FieldMismatch(
+                op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}"
+            )
         places = {number: self._intern_symbol(name) for number, name in symbols.items()}
         self._set_places(row, op.SYMBOLS, [part for number in sorted(places) for part in (number, *places[number])], 3)
-        self._set(row, op.BITS, op.INT32)
-        self._set(row, op.CLOSED, written.is_closed)
+        self._set_field(row, op.BITS, op.INT32)
+        self._set_field(row, op.CLOSED, written.is_closed)
         if not isinstance(target.kind, iceberg.StringType):
             return row, [0, 0]
         first = places.get(0)
@@ -286,8 +288,8 @@ class Program(BaseProgram):
 
         The number is counted in groups of `width`.
         """
-        self._set(row, column, len(self._places))
-        self._set(row, column + 1, len(places) // width)
+        self._set_field(row, column, len(self._places))
+        self._set_field(row, column + 1, len(places) // width)
         self._places += places
 
 
@@ -299,7 +301,7 @@ def type_name(written: FieldDescriptor) -> str:
     """Return the name of a field's type in a .proto file."""
     if written.message_type is not None:
         return f"message {written.message_type.name}"
-    return f"enum {written.enum_type.name}" if written.enum_type is not None else NAMES[written.type]
+    return f"enum {written.enum_type.name}" if written.enum_type is not None else TYPE_NAMES[written.type]
 
 
 def wire_type(written: FieldDescriptor) -> int:
@@ -313,7 +315,7 @@ def wire_type(written: FieldDescriptor) -> int:
     return {_F.TYPE_FLOAT: op.FOUR_BYTES, _F.TYPE_DOUBLE: op.EIGHT_BYTES}.get(written.type, op.BLOB)
 
 
-def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
+def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
     """Return the operation that fills a column of this type, as a map from the operation's columns to their values.
@@ -325,9 +327,9 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
         columns = {op.BITS: bits, op.WIRE: wire}
         match kind:
             case iceberg.IntegerType():
-                return _integer(columns, _INT)
+                return _integer_operation(columns, _INT)
             case iceberg.LongType():
-                return _integer(columns, _LONG)
+                return _integer_operation(columns, _LONG)
             case iceberg.FloatType() | iceberg.DoubleType():
                 return {op.OPERATION: op.INTEGER_AS_FLOAT, **columns}
             case iceberg.DecimalType():
@@ -338,7 +340,7 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
                 factor = _FACTORS[unit]
                 highest = _LONG[1] // max(factor, 1)
-                return _integer(columns, _LONG if factor <= 1 else (-highest, highest), factor)
+                return _integer_operation(columns, _LONG if factor <= 1 else (-highest, highest), factor)
         return None
     match written, kind:
         case _F.TYPE_BOOL, iceberg.BooleanType():
@@ -353,12 +355,12 @@ def scalar(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             return {op.OPERATION: op.BYTES, op.WIRE: op.BLOB}
         case _F.TYPE_STRING, iceberg.UUIDType():
             return {op.OPERATION: op.TEXT_AS_UUID, op.WIRE: op.BLOB}
-        case _F.TYPE_STRING, kind if isinstance(kind, _MOMENTS):
+        case _F.TYPE_STRING, kind if isinstance(kind, _DATE_TIME_TYPES):
             return {op.OPERATION: op.TEXT_AS_MOMENT, op.WIRE: op.BLOB}
         case _F.TYPE_BYTES, iceberg.FixedType(root=size):
             return {op.OPERATION: op.BYTES_AS_FIXED, op.WIRE: op.BLOB, op.SIZE: size}
     return None
 
 
-def _integer(columns: dict[int, int], within: tuple[int, int], factor: int = 1) -> dict[int, int]:
+def _integer_operation(columns: dict[int, int], within: tuple[int, int], factor: int = 1) -> dict[int, int]:
     return {op.OPERATION: op.INTEGER, op.MIN_VALUE: within[0], op.MAX_VALUE: within[1], op.FACTOR: factor, **columns}

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import Descriptor, FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto as File
 from google.protobuf.message import DecodeError
 
-from frazil.ingest.formats.protobuf.text import InvalidText, file_of_text
+from frazil.ingest.formats.protobuf.proto_text import InvalidProtoText, parse_proto_text
 
 _WELL_KNOWN = {
     f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"
@@ -60,7 +60,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
         raise UnreadableSchema(f"it does not define the message {name}; it defines {known or 'no messages'}") from None
 
 
-def message_at(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
+def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
     """Return the message at these indexes. The first index selects a top-level message, each further one a nested
     message.
 
@@ -131,8 +131,8 @@ def _parse_files(text: str) -> list[File]:
         except (binascii.Error, ValueError, DecodeError) as error:
             raise UnreadableSchema(f"a descriptor cannot be read: {error}") from None
     try:
-        return [file_of_text(text)]
-    except InvalidText as error:
+        return [parse_proto_text(text)]
+    except InvalidProtoText as error:
         raise UnreadableSchema(str(error)) from None
     except RecursionError:
         raise UnreadableSchema("its messages are nested too deep") from None

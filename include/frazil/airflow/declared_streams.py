@@ -1,0 +1,121 @@
+"""Reads the declared streams of a folder for DAGs.
+
+If a file is broken, its last valid declaration is used. Other files are not affected.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from frazil import clock
+from frazil.aggregate.spec import AGGREGATIONS
+from frazil.errors import SpecError
+from frazil.spec.conflicts import find_conflicts
+from frazil.spec.last_valid import STREAMS, find_declared
+from frazil.spec.load import find_stream, find_streams_of
+from frazil.spec.model import STREAM_NAME, StreamSpec
+from frazil.spec.routed_stream import feeding, view_from_table
+from frazil.spec.yaml_file import read_mapping
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredStream:
+    """A stream with its current or last valid declaration, and the current problem of its file."""
+
+    name: str
+    spec: StreamSpec | None
+    """The current or last valid declaration; None if the file has never been valid."""
+    problem: str | None
+    removed: bool = False
+    """Whether its file has been deleted. Running tasks then end, and no new task starts."""
+    missing: bool = False
+    """Whether its file is missing, perhaps only temporarily. No alert fires until the stream counts as removed."""
+    current: bool = False
+    """Whether `spec` is the current content of its file. If so, `problem` is a conflict with another file."""
+
+
+def all_streams(folder: Path) -> list[DeclaredStream]:
+    """Return every stream of the folder, including recently removed streams, once each and sorted by name."""
+    valid: dict[Path, StreamSpec] = {}
+    found: dict[str, DeclaredStream] = {}
+    for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
+        if one.spec is not None and one.problem is None:
+            valid[one.path] = one.spec
+        else:
+            name = one.spec.name if one.spec else _read_name(one.path)
+            found[name] = DeclaredStream(name, one.spec, one.problem, one.removed, one.missing)
+    clashes = find_conflicts(valid)
+    for path, spec in valid.items():
+        own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
+        before = found.get(spec.name)
+        problem = "\n".join(filter(None, [before.problem if before else None, own])) or None
+        found[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
+    return [found[name] for name in sorted(found)]
+
+
+def declared_streams(folder: Path) -> list[DeclaredStream]:
+    """Return every stream that a file of the folder declares, once each and sorted by name."""
+    return [stream for stream in all_streams(folder) if not stream.removed]
+
+
+def valid_specs(folder: Path) -> list[StreamSpec]:
+    """Return the current or last valid declarations of a folder's streams, sorted by name, without removed streams."""
+    return [stream.spec for stream in declared_streams(folder) if stream.spec is not None]
+
+
+def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
+    """Return the streams that feed a table, sorted by name.
+
+    A stream that feeds the table by its route is returned as a copy whose table is this one. For a broken file, its
+    last valid declaration counts. Raises SpecError if no stream feeds the table, or if a file that has never been valid
+    contains the table's name.
+    """
+    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
+    specs = feeding((one.spec for one in found if one.spec is not None), table)
+    unknown = any(one.spec is None and table in _read_text(one.path) for one in found)
+    return tuple(specs) if specs and not unknown else find_streams_of(folder, table)
+
+
+def has_no_stream(folder: Path, table: str) -> bool:
+    """Whether every stream that fed the table was removed.
+
+    False as long as a file that has never been valid contains the table's name.
+    """
+    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
+    return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
+
+
+def find_declared_stream(folder: Path, name: str) -> StreamSpec:
+    """Return a stream's current or last valid declaration. Raises SpecError if there is none."""
+    specs = (stream.spec for stream in declared_streams(folder) if stream.name == name)
+    return next((spec for spec in specs if spec is not None), None) or find_stream(folder, name)
+
+
+def check_declarations(streams: str | Path, *, aggregations: str | Path) -> None:
+    """Raise SpecError with all current problems of both folders. Airflow shows it as an import error."""
+    problems = [found.problem for found in declared_streams(Path(streams)) if found.problem and not found.missing]
+    files = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms())
+    problems += [found.problem for found in files if found.problem and not found.removed and not found.missing]
+    if problems:
+        raise SpecError("\n".join(problems))
+
+
+def _read_name(path: Path) -> str:
+    """Return the stream's name from a broken file. If the file has no valid name, derive one from its path."""
+    try:
+        name = str(read_mapping(path).get("name", ""))
+    except SpecError:
+        declared = re.search(r"^name:\s*([\w-]+)\s*$", _read_text(path), re.MULTILINE)
+        name = declared[1] if declared else ""
+    if re.match(STREAM_NAME, name):
+        return name
+    return re.sub(r"[^a-z0-9_-]", "-", path.stem.lower())
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # no permission, or the file was deleted after it was listed
+        return ""

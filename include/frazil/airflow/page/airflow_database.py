@@ -1,0 +1,124 @@
+"""Reads active alerts, and the streams' DAGs and runs, from Airflow's database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from airflow.utils.state import DagRunState
+from sqlalchemy import func, select
+
+from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.maintenance.alert_rules import runbook_link
+from frazil.operations.overview import ActiveAlert
+from frazil.operations.page_actions import UnfinishedRun
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The last measurement of `frazil_health`. `at_ms` is None before the first measurement."""
+
+    alerts: tuple[ActiveAlert, ...] = ()
+    at_ms: int | None = None
+    due: Mapping[str, Sequence[str]] | None = None
+    """Due maintenance actions by table; None if an earlier version of frazil measured."""
+    audited: Mapping[str, str] | None = None
+    """A sentence about each stream's last audit; None if an earlier version of frazil measured."""
+
+
+def read_last_measurement() -> Measurement:
+    """Read the last measurement of `frazil_health`: active alerts, due actions and audits."""
+    newest = (
+        select(XComModel)
+        .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
+        .order_by(XComModel.timestamp.desc())
+        .limit(1)
+    )
+    with create_session() as session:
+        found = session.scalars(newest).first()
+        if found is None:
+            return Measurement()
+        value, at = XComModel.deserialize_value(found), found.timestamp
+    return Measurement(parse_alerts(value), int(at.timestamp() * 1000), parse_due_actions(value), _parse_audited(value))
+
+
+def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
+    """Return the active alerts in an XCom. Malformed entries are ignored."""
+    active = value.get("active") if isinstance(value, Mapping) else None
+    return tuple(
+        ActiveAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
+        for one in (active if isinstance(active, list) else ())
+        if isinstance(one, Mapping)
+        and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
+        and isinstance(one.get("since_ms"), int)
+    )
+
+
+def _runbook(alert: Mapping[str, Any]) -> str:
+    named = alert.get("runbook")
+    return named if isinstance(named, str) else runbook_link(alert["rule"])
+
+
+def parse_due_actions(value: Any) -> dict[str, list[str]] | None:
+    """Return the due actions in an XCom, by table; None if the XCom has no due actions."""
+    due = value.get("due") if isinstance(value, Mapping) else None
+    if not isinstance(due, Mapping):
+        return None
+    return {
+        table: [action for action in actions if isinstance(action, str)]
+        for table, actions in due.items()
+        if isinstance(table, str) and isinstance(actions, list)
+    }
+
+
+def _parse_audited(value: Any) -> dict[str, str] | None:
+    audited = value.get("audited") if isinstance(value, Mapping) else None
+    if not isinstance(audited, Mapping):
+        return None
+    return {name: said for name, said in audited.items() if isinstance(said, str)}
+
+
+def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
+    """Return whether each of these DAGs is paused. DAGs that Airflow does not have are left out."""
+    with create_session() as session:
+        rows = session.execute(
+            select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
+        )
+        return {dag_id: bool(is_paused) for dag_id, is_paused in rows}
+
+
+def newest_run_id(dag_id: str) -> str | None:
+    """Return the id of the DAG's newest run; None if it has no runs."""
+    newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
+    with create_session() as session:
+        return session.scalar(newest)
+
+
+def next_run_id(dag_id: str, stream: str) -> str:
+    """Return the id for the next run for the stream that this page starts.
+
+    Run ids are unique, so if two users start a run at the same time, only one of them succeeds.
+    """
+    ours = f"manual__{stream}."  # no stream has a dot in its name
+    newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
+    with create_session() as session:
+        return f"{ours}{session.scalar(newest) or 0}"
+
+
+def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:
+    """Return the oldest queued or running run of the DAG that changes the stream's tables. Dry runs do not count."""
+    unfinished = (
+        select(DagRun.run_id, DagRun.state, DagRun.conf)
+        .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))
+        .order_by(DagRun.id)
+    )
+    with create_session() as session:
+        for run_id, state, conf in session.execute(unfinished):
+            if isinstance(conf, Mapping) and conf.get("stream") == stream and not conf.get("dry-run", True):
+                return UnfinishedRun(run_id, waits=state == DagRunState.QUEUED)
+    return None

@@ -1,0 +1,36 @@
+"""Reads many streams or tables in one task, in parallel. If one read hangs or fails, the other reads continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MAX_THREADS = 8
+"""Number of threads. With several threads, a catalog that does not respond delays the task by only one timeout."""
+
+
+def read_in_parallel(
+    names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
+) -> dict[str, T | Exception]:
+    """Return for each name the result of `read`, or its exception. A read longer than `within_s` seconds gives a
+    TimeoutError.
+
+    `read` runs in threads, where a task cannot call Airflow. A read that hangs keeps its thread until the task's
+    process ends; the process does not wait for the thread.
+    """
+    pool = ThreadPoolExecutor(at_once)
+    futures = {name: pool.submit(read, name) for name in names}
+    wait(futures.values(), timeout=within_s)
+    found: dict[str, T | Exception] = {}
+    for name, future in futures.items():
+        if not future.done():
+            found[name] = TimeoutError(f"{name} could not be read within {within_s:.0f} s")
+        elif isinstance(error := future.exception(), Exception):
+            found[name] = error
+        else:
+            found[name] = future.result()
+    pool.shutdown(wait=False, cancel_futures=True)
+    return found

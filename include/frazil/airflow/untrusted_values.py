@@ -1,0 +1,152 @@
+"""Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
+
+No other module reads them. Anyone who may press *Create event*, call the API or write a DAG can write any value. A
+value that frazil did not write is ignored, with a warning. Only an XCom with such a value raises an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from airflow.sdk.exceptions import AirflowFailException
+
+log = logging.getLogger(__name__)
+
+MAX_NUMBER = 2**63 - 1
+"""The largest integer that tables and JSON readers can hold."""
+MAX_SHOWN_CHARACTERS = 200
+"""Maximum number of characters of an ignored value in a warning."""
+
+
+class Store(Protocol):
+    """Airflow's store of an asset, whose values are JSON."""
+
+    def get(self, key: str, default: Any = None) -> Any: ...
+
+    def set(self, key: str, value: Any) -> None: ...
+
+
+SentSignals = frozenset[tuple[str, int]]
+"""Pairs of a signal's partition key and number."""
+
+
+class InletEvent(Protocol):
+    """An event of an asset, as a task sees it."""
+
+    @property
+    def extra(self) -> Any: ...
+
+    @property
+    def partition_key(self) -> str | None: ...
+
+
+def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
+    """Return the signals that an asset's events report.
+
+    An event counts if its extra has facts under the event's own partition key, as all events of frazil have. An event
+    that a user created by hand never counts, whatever it contains: it may have been sent before the window was
+    complete.
+    """
+    published, foreign = set(), []
+    for event in events:
+        number = _signal_number(event)
+        if number is None or event.partition_key is None:
+            foreign.append(f"{_short_repr(event.partition_key)} with {_short_repr(event.extra)}")
+        else:
+            published.add((event.partition_key, number))
+    if foreign:
+        problem = "%d events of the asset %s were not sent by frazil and are ignored: %s"
+        log.warning(problem, len(foreign), asset, foreign[-1])
+    return frozenset(published)
+
+
+def parse_signals(value: Any) -> SentSignals:
+    """Parse a stored list of pairs. Items that are not such pairs are ignored."""
+    pairs = [pair for pair in value if isinstance(pair, list) and len(pair) == 2] if isinstance(value, list) else []
+    numbered = ((key, _valid_number(number, MAX_NUMBER)) for key, number in pairs if isinstance(key, str))
+    return frozenset((key, number) for key, number in numbered if number is not None)
+
+
+def _signal_number(event: InletEvent) -> int | None:
+    extra = event.extra
+    if not isinstance(extra, Mapping) or "from_rest_api" in extra:
+        return None
+    fact = extra.get(event.partition_key)
+    return _valid_number(fact.get("number"), MAX_NUMBER) if isinstance(fact, Mapping) else None
+
+
+def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | None:
+    """Return an integer from 0 to `limit` from an asset's store; None if it is missing or has any other value."""
+    value = store.get(key)
+    number = _valid_number(value, limit)
+    if value is not None and number is None:
+        problem = "ignoring %s in Airflow's store, because it is not an integer from 0 to %d: %s"
+        log.warning(problem, key, limit, _short_repr(value))
+    return number
+
+
+def stored_names(store: Store, key: str) -> list[str]:
+    """Return a list of strings from an asset's store, without items of other types."""
+    value = store.get(key)
+    names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
+    if value is not None and (not isinstance(value, list) or len(names) < len(value)):
+        log.warning("ignoring %s in Airflow's store, because it is not a list of names: %s", key, _short_repr(value))
+    return names
+
+
+def stored_text(store: Store, key: str) -> str | None:
+    """Return a string from an asset's store; None if the value is missing or has another type."""
+    value = store.get(key)
+    if value is None or isinstance(value, str):
+        return value
+    log.warning("ignoring %s in Airflow's store, because it is not a string: %s", key, _short_repr(value))
+    return None
+
+
+def stored_mapping(store: Store, key: str) -> dict[str, Any]:
+    """Return a mapping from an asset's store; empty if the value is missing or has another type."""
+    value = store.get(key)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if value is not None:
+        log.warning("ignoring %s in Airflow's store, because it is not a mapping: %s", key, _short_repr(value))
+    return {}
+
+
+def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """Return an upstream task's XCom, which must have these keys with values of these types.
+
+    Raises AirflowFailException for any other value.
+    """
+    found = value if isinstance(value, Mapping) else {}
+    wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
+    if wrong:
+        raise AirflowFailException(
+            f"the XCom of the task {task_id} has been replaced with {_short_repr(value)} "
+            f"({', '.join(wrong)} missing or of another type). Clear the task {task_id} to run it again"
+        )
+    return dict(found)
+
+
+def extra_text(extra: Any, key: str) -> str | None:
+    """Return a string from a connection's extra; None if the value is missing, empty, or has another type."""
+    value = extra.get(key) if isinstance(extra, Mapping) else None
+    if value is not None and not isinstance(value, str):
+        log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))
+        return None
+    return value or None
+
+
+def _valid_number(value: Any, limit: int) -> int | None:
+    # True is 1 in Python, and a float loses digits.
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= limit else None
+
+
+def _short_repr(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"

@@ -1,0 +1,60 @@
+"""Audits a declared stream with the checks that fit its mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from pyiceberg.table import Table
+
+from frazil.audit.findings import Audit
+from frazil.audit.kafka_source import ask_kafka
+from frazil.audit.stream_audit import audit_stream
+from frazil.commit.history import Period
+from frazil.commit.marker import Marker
+from frazil.commit.open_streams import read_stream
+from frazil.commit.stream_tables import StreamTables
+from frazil.ingest.contract import Target
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.tally import Tallies
+from frazil.spec.model import StreamSpec
+
+
+def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
+    """Audit the commits of a period, or all commits if `window` is None. `with_source` also compares them with Kafka's
+    records.
+
+    Raises the errors of `audit_stream`, and those of opening the stream.
+    """
+    tables, signals = read_stream(spec).tables, spec.window is not None
+    if spec.mode == "upsert":
+        from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed
+
+        return audit_upserts(spec, tables, window=window, with_source=with_source)
+    if spec.dedupe is not None:
+        result = audit_stream(
+            tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
+        )
+        if not with_source:
+            return result
+        from frazil.audit.upserts import compare_with_source
+
+        return result.with_findings(compare_with_source(spec, tables, window=window))
+    ask = partial(ask_kafka, spec) if with_source else None
+    if with_source and spec.transform:
+        from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
+
+        ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
+    named = {*spec.route.tables.values()} if spec.route else ()
+    place = partial(_place_records, spec, tables) if with_source and spec.route else None
+    return audit_stream(
+        tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
+    )
+
+
+def _place_records(
+    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
+) -> Mapping[Target, Tallies]:
+    from frazil.audit.source_records import records_by_table  # imports staging, only if needed
+
+    return records_by_table(spec, tables, table, marker, spans)

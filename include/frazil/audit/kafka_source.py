@@ -1,0 +1,93 @@
+"""Reads Kafka as the audit's independent source: the records of the claimed ranges that Kafka still has."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from pyroaring import BitMap64
+
+from frazil.audit.claims import Claims
+from frazil.audit.evidence import RemainingOffsets
+from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.ranges import CommittedRange, claimed_offsets
+from frazil.commit.marker import Marker
+from frazil.commit.open_streams import open_kafka
+from frazil.kafka.admin import KafkaAdmin
+from frazil.kafka.committed_offsets import read_offsets
+from frazil.kafka.identity import SourceIdentity
+from frazil.kafka.logs import find_truncations
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import resolve_kafka_properties
+
+
+def ask_kafka(
+    spec: StreamSpec,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
+) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
+    """Return the offsets of each claimed range that Kafka still has, and findings about topics that cannot be compared.
+
+    `dropped` returns the offsets whose records a transform drops.
+    """
+    with open_kafka(spec) as kafka:
+        topics = kafka.describe()
+        first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
+        notes = []
+        ranges: dict[TopicPartition, Span] = {}
+        current = claimed.of_topics(marker.source.topic_ids)
+        for tp in sorted(claimed.ranges):
+            if sentence := why_not_comparable(tp[0], marker.source, topics.identity, spec):
+                offsets = len(claimed_offsets(claimed.ranges[tp]))
+                notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence, f"{tp[0]}-{tp[1]}"))
+                continue
+            begin = min((r.start for r in current[tp]), default=0)
+            end = max((r.end for r in current[tp]), default=0)
+            # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
+            ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
+        truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
+    tallies = read_offsets(resolve_kafka_properties(spec, os.environ), ranges)
+    by_transform = dropped(ranges)
+    in_kafka = {
+        tp: RemainingOffsets(first.get(tp, 0), tallies[tp].seen, truncated.get(tp), by_transform.get(tp, BitMap64()))
+        for tp in ranges
+    }
+    return in_kafka, tuple(notes)
+
+
+def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+    """Return why Kafka's topic cannot be compared with the committed records; None if it can be compared."""
+    if topic not in spec.source.reads:
+        return "the stream no longer reads the topic: nothing is compared with Kafka"
+    if read.cluster_id == now.cluster_id and read.topic_ids.get(topic) == now.topic_ids.get(topic):
+        return None
+    return "the topic was recreated or is in another cluster: nothing is compared with Kafka"
+
+
+def find_truncated_logs(
+    kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
+) -> dict[TopicPartition, int]:
+    """Return the offsets at which logs were truncated below the committed end, except where an operator accepted it.
+
+    Checks the last committed offset of each leader epoch, which covers all offsets before it. So the check also finds a
+    log that was truncated long ago and has grown again since. The ranges must belong to the current topics.
+    """
+    position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
+    found = dict(find_truncations(kafka, position, marker.leader_epochs))
+    reached = defaultdict[TopicPartition, Counter[int]](Counter)
+    for tp, of in ranges.items():
+        for r in of:
+            if r.leader_epoch is not None:
+                reached[tp][r.leader_epoch] = max(r.end, reached[tp][r.leader_epoch])
+    left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
+    while left:
+        requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
+        for tp, at in kafka.cut(requested).items():
+            if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+                found[tp] = min(at, found.get(tp, at))
+        left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
+    return found

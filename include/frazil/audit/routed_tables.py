@@ -1,0 +1,329 @@
+"""Counts the rows of a stream with a route, in its default table and its routed tables, for one audit.
+
+Commit records, not the declaration, show to which table rows were written. So a table that is no longer in the route is
+audited too. Rows that wait for a table are counted from their files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.audit.claims import Claims
+from frazil.audit.compare import find_ambiguous_offsets, format_at_offsets
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
+from frazil.audit.ranges import claimed_offsets, merge_ranges
+from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
+from frazil.commit.backfill_records import committed_chunks, published_records, targets_given_up
+from frazil.commit.followers import Followers, missing_journals
+from frazil.commit.journal import Journal
+from frazil.commit.marker import Marker, property_name
+from frazil.commit.routed_table_records import (
+    RoutedTableRecord,
+    find_renamed_table,
+    journals_never_committed,
+    newest_remaining_metadata,
+    read_table_record,
+)
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
+from frazil.ingest.contract import StagedFile, Target
+from frazil.offsets.spans import TopicPartition, offset_bitmap
+from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
+from frazil.spec.units import format_count
+from frazil.table.file_bounds import COORDINATES, OffsetRanges
+from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.lost import registration_command
+from frazil.table.parallel import run_in_parallel
+
+MAX_READ_ATTEMPTS = 3
+"""Maximum number of attempts to read a table while its waiting rows are being committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRows:
+    """The rows of one routed table at the audited offsets."""
+
+    target: Target
+    rows: Tallies
+    """The table's rows, and rows that wait for it. A renamed table's own rows are returned under its new name only."""
+    waiting: int = 0
+    """Number of rows that wait to be committed to the table."""
+    problem: str | None = None
+    """Why the table, or a file with rows that wait for it, could not be read."""
+    renamed: Target | None = None
+    """The table's new name, if it was renamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedReplays:
+    """All published replays of the stream's dead letters. Their offsets are in ranges that the original batches
+    claim.
+    """
+
+    rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    """The offsets that became rows."""
+    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    """The part of these rows that belongs to each routed table."""
+    last: BackfillMarker | None = None
+    """The last replay, if its dead letters are still in the dead-letter table because rows may wait for routed
+    tables.
+    """
+    journals: Sequence[Journal] = ()
+    """The journals of this replay's chunks."""
+    given_up: Set[Target] = frozenset()
+    """Tables whose rows of this replay an operator discarded."""
+
+    @classmethod
+    def load(cls, tables: StreamTables, default_table: Table) -> PublishedReplays:
+        """Load the records of all replays that are published in the default table."""
+        rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
+        routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
+        for record in published_records(tables.journals, default_table.metadata, tables.stream):
+            for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
+                for tp, offsets in of.items():
+                    found[tp] |= offsets
+        last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
+        if last is None:
+            return cls(rows, routed)
+        return cls(
+            rows, routed, last, committed_chunks(tables.journals, last), targets_given_up(tables.journals, last.id)
+        )
+
+    def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
+        """Return the replay's files for a routed table, unless the table has their rows already, according to its
+        properties.
+        """
+        if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
+            return []
+        return [file for journal in self.journals for file in journal.staged_for(target)]
+
+
+def read_routed_rows(  # noqa: PLR0913 - each source is an argument
+    tables: StreamTables,
+    marker: Marker,
+    claimed: Claims,
+    *,
+    within: OffsetRanges | None,
+    replays: PublishedReplays,
+    named: Collection[Target] = (),
+) -> tuple[RoutedRows, ...]:
+    """Read the rows of the routed tables that commit records name, up to the default table's marker.
+
+    `within` has the audited ranges; None audits all ranges. `named` are the tables that the route names: one of them
+    may be a renamed table. Raises the errors of the catalog and the storage.
+    """
+    targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
+    if not targets:
+        return ()
+    waiting = Followers.load(tables, marker).waiting
+    spans: OffsetRanges = {tp: ((0, end),) for tp, end in marker.offsets.items()} if within is None else within
+    step = partial(_read_with_retries, _RowSearch(tables, waiting, spans, replays, named))
+    found = run_in_parallel(step, targets)
+    more = sorted({one.renamed for one in found if one.renamed} - {*targets})
+    return (*found, *(run_in_parallel(step, more) if more else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class _RowSearch:
+    """The rows to find in each table, and the places to search."""
+
+    tables: StreamTables
+    waiting: Mapping[Target, Sequence[Journal]]
+    within: OffsetRanges
+    replays: PublishedReplays
+    named: Collection[Target]
+
+
+def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
+    """Read a table. Read it again if a waiting file has disappeared, because its rows were then committed to the
+    table.
+    """
+    waiting = search.waiting.get(target, ())
+    for _ in range(MAX_READ_ATTEMPTS):
+        found = _read_rows(search, waiting, target)
+        if not (found.problem and (search.replays.last or has_waiting_files(search.tables, waiting, target))):
+            break
+    return found
+
+
+def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -> RoutedRows:
+    tables, within = search.tables, search.within
+    problem, renamed_to, default_io = None, None, tables.main.current().io
+    found = defaultdict[TopicPartition, OffsetTally](OffsetTally)
+    table: Table | None = None
+    try:
+        table = tables.handle(target).refresh()
+    except NoSuchTableError:
+        member = read_table_record(tables, target)
+        renamed_to = None if member is None else find_renamed_table(tables, member, search.named)
+        if renamed_to is not None:
+            table = tables.handle(renamed_to).current()
+        elif member or not waiting or not all_files_wait(tables, waiting, target):
+            problem = _missing_table_message(tables, target, member)
+    else:
+        renamed_to = _find_new_name(search, target, table)
+        if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
+            table = tables.handle(renamed_to).current()
+        elif columns := [name for name in COORDINATES if name not in table.schema().column_names]:
+            problem = f"another table has this name: it does not have {', '.join(columns)}"
+        else:
+            found.update(tally_rows(table, RowSelection({topic for topic, _ in within}, within)))
+    if table is None:  # also read rows that wait in the table's own folder: they are not lost with the table
+        missing, io, properties = journals_never_committed(tables, target, waiting), default_io, dict[str, str]()
+    else:
+        missing, io, properties = missing_journals(tables, table, waiting), table.io, dict(table.properties)
+    waits = 0
+    files = [
+        (file, default_io if is_waiting_file(tables, file) else io)
+        for journal in missing
+        for file in journal.staged_for(target)
+    ]
+    files += [(file, default_io) for file in search.replays.waiting(properties, target)]
+    for file, from_io in files:
+        try:
+            for tp, of in tally_files(from_io, [file.path], within).items():
+                found[tp].merge(of)
+                waits += of.rows
+        except FileNotFoundError:
+            problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
+    return RoutedRows(target, dict(found), waits, problem, renamed_to)
+
+
+def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
+    """Return the new name of the route's table if it was renamed and another table has its old name; otherwise None."""
+    if property_name(search.tables.stream) in table.properties:
+        return None
+    member = read_table_record(search.tables, target)
+    return find_renamed_table(search.tables, member, search.named) if member and member.is_another(table) else None
+
+
+def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:
+    catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
+    again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
+    return (
+        f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route has it by this name, "
+        f"`frazil route {tables.stream}` shows the remedy. If not, its rows stay missing until it is renamed back, "
+        f"declared in route.tables by its new name, or registered again{again}"
+    )
+
+
+def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
+    """Report tables that could not be read, and rows that wait for tables."""
+    for one in routed:
+        if one.problem:
+            yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
+        if one.waiting:
+            rows = format_count(one.waiting, "row", "waits|wait")
+            sentence = f"{rows} to be committed to the table. If they stay, run `frazil route`, which shows the reason"
+            yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
+
+
+def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
+    """Report that the rows of each table were not counted."""
+    sentence = (
+        "some offsets were committed more than once, for example by a backfill, so the rows of each table were not "
+        "counted; --source compares the table of each row"
+    )
+    yield Finding(FindingKind.NOT_COMPARED, len(claimed.routed) + 1, sentence, default)
+
+
+def compare_table_counts(
+    default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
+) -> Iterator[Finding]:
+    """Compare the number of rows of each table with the commit records. No offset may have been committed
+    repeatedly.
+    """
+    for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
+        if rows != expected:
+            sentence = f"the table has {format_count(rows, 'row')}, but commit records count {expected:,}"
+            yield Finding(FindingKind.MISCOUNTED, abs(rows - expected), sentence, name)
+
+
+def row_counts(
+    default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
+) -> dict[Target, tuple[int, int]]:
+    """Map each table to the number of its rows in the claimed ranges, and the number that commit records count."""
+    replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
+    of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
+    expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
+    expected.update(replayed)
+    for one in routed:
+        if one.renamed:
+            expected[one.renamed] += expected.pop(one.target, 0)
+    return {
+        name: (_count_claimed(seen_offsets(tallies), claimed) + _count_copies(tallies, claimed), expected[name])
+        for name, tallies in _by_table(default, routed).items()
+    }
+
+
+def find_misplaced_rows(
+    evidence: Sequence[Evidence],
+    default: tuple[str, Tallies],
+    routed: Sequence[RoutedRows],
+    by_target: Mapping[Target, Tallies],
+    counts: Mapping[Target, tuple[int, int]],
+) -> Iterator[Finding]:
+    """Report rows that are in another table than the one to which the route's current declaration would write them.
+
+    `by_target` maps each table to the offsets of Kafka's records that belong to it. `counts` is from `row_counts`: if
+    commit records count at least as many rows of a table, an earlier declaration may have written them.
+    """
+    expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
+    for name, tallies in _by_table(default, routed).items():
+        for e in evidence:
+            tp = e.topic_partition
+            rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - find_ambiguous_offsets(e)
+            for other in sorted(expected.keys() - {name}):
+                if misplaced := rows & get_offsets(expected[other], tp):
+                    has, committed = counts[name]
+                    earlier = "" if has > committed else ". An earlier declaration of the route may have written them"
+                    sentence = (
+                        f"the table has {format_count(len(misplaced), 'row')} that the route, as declared now, sends "
+                        "to "
+                        f"table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
+                    )
+                    kind = FindingKind.NOT_COMPARED if earlier else FindingKind.MISCOUNTED
+                    yield Finding(kind, len(misplaced), sentence, name)
+    gone = sum(
+        len(claimed_offsets(e.ranges) & e.rows.seen & offset_bitmap(0, e.kafka.first)) for e in evidence if e.kafka
+    )
+    if gone:
+        sentence = (
+            f"{format_count(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no "
+            "longer has the "
+            "records, and some offsets were committed more than once"
+        )
+        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
+
+
+def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
+    """Map the current name of each table to its rows."""
+    by_name = defaultdict[Target, list[Tallies]](list)
+    for one in routed:
+        by_name[one.renamed or one.target].append(one.rows)
+    return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
+
+
+def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
+    """Return how many of the offsets are within the claimed ranges. Rows at other offsets have findings of their
+    own.
+    """
+    return sum(
+        offsets[tp].range_cardinality(*span)
+        for tp, ranges in claimed.ranges.items()
+        if tp in offsets
+        for span in merge_ranges(ranges)
+    )
+
+
+def _count_copies(tallies: Tallies, claimed: Claims) -> int:
+    """Return the number of surplus rows in the claimed topic-partitions."""
+    return sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges)

@@ -1,0 +1,190 @@
+"""Reads committed records from Kafka again and stages them in a separate folder, to compare them with the tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyroaring import BitMap64
+
+from frazil.audit.findings import Finding, FindingKind
+from frazil.commit.followers import Followers, missing_journals
+from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker_changes import is_ahead
+from frazil.commit.stream_tables import StreamTables
+from frazil.home import make_folder, run_folder
+from frazil.ingest.bisection import bisect_failures
+from frazil.ingest.contract import Destinations, OffsetRange, StageContext, StageResult, StageTask, Target
+from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.stage import stage
+from frazil.ingest.stage_components import open_decoder, open_reader
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.tally import Tallies
+from frazil.spec.model import StreamSpec
+from frazil.spec.references import executor_kafka_properties
+from frazil.spec.route import Route
+from frazil.stream.stage_context import build_stage_context, staged_target
+from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
+from frazil.table.made_tables import get_routing_value, load_route_tables
+
+
+@contextmanager
+def scratch_folder(stream: str) -> Iterator[Path]:
+    """Yield a new folder in the stream's run folder, and remove it afterwards."""
+    folder = run_folder(stream)
+    make_folder(folder)
+    with TemporaryDirectory(dir=folder, prefix="audit-") as name:
+        yield Path(name)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceRecords:
+    """Records to read from Kafka again, and the tables with which to compare them."""
+
+    spec: StreamSpec
+    tables: StreamTables
+    sinks: ComparedTables
+    topic_ids: Mapping[str, str]
+    spans: Mapping[TopicPartition, Sequence[Span]]
+    not_read: Sequence[str] = ()
+    """Topics of the stream that cannot be read again."""
+
+    @property
+    def topics(self) -> set[str]:
+        return {topic for (topic, _), of in self.spans.items() if of}
+
+    def stage(self, folder: Path) -> tuple[list[StageResult], StageContext]:
+        """Stage the records in subfolders of `folder`. Returns the result of each task, and the staging context.
+
+        A task reads at most one span of each topic-partition.
+        """
+        kafka = executor_kafka_properties(self.spec, os.environ)
+        base = build_stage_context(
+            self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
+        )
+        base = self.sinks.add_route(self.spec, base)
+        targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
+        context = dataclasses.replace(base, targets=targets, existing_dead_letters=self._dead_letter_offsets())
+        rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
+        tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
+        return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
+
+    def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
+        """Return the offsets of dead letters. Their records are staged as dead letters, even if the declaration accepts
+        them now.
+        """
+        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
+
+
+def records_by_table(
+    spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
+) -> Mapping[Target, Tallies]:
+    """Return, for each table, the offsets of the records that the route's current declaration would write to it.
+
+    `table` is the default table, whose target is "main". Raises KafkaUnavailable.
+    """
+    sinks = ComparedTables.load(spec, tables, table, marker)
+    replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
+    paths = defaultdict[Target, list[str]](list)
+    with scratch_folder(spec.name) as folder:
+        for result in replay.stage(folder)[0]:
+            for file in result.files:
+                paths[file.target].append(file.path)
+        io = load_file_io({}, location=str(folder))
+        return {target: tally_files(io, of) for target, of in paths.items() if target != "dead-letters"}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTables:
+    """The tables that the audit compares with Kafka's records."""
+
+    tables: Mapping[Target, Table]
+    by_value: Mapping[str, Target]
+    """The table of each route value, including tables that are not compared."""
+    findings: Sequence[Finding] = ()
+    """Findings that say why some tables are not compared."""
+
+    @classmethod
+    def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
+        """Load the routed tables. `main` is the default table, which was loaded first, with its marker."""
+        if spec.route is None:
+            return cls({"main": main}, {})
+        routed = load_route_tables(main.catalog, spec.route, stream=spec.name)
+        made = {get_routing_value(t.properties, name, spec.route, stream=spec.name): name for name, t in routed.items()}
+        by_value = {**{value: name for value, name in made.items() if value is not None}, **spec.route.tables}
+        notes = dict(_not_comparable(spec.route, tables, routed, marker))
+        compared = {name: table for name, table in routed.items() if name not in notes}
+        findings = [Finding(FindingKind.NOT_COMPARED, 1, why, name) for name, why in sorted(notes.items())]
+        return cls({"main": main, **compared}, by_value, findings)
+
+    def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
+        """Return the staging context with the route's current declaration."""
+        if (route := spec.route) is None:
+            return context
+        destinations = Destinations(
+            by=route.by,
+            name=route.name or "",
+            targets=dict(self.by_value),
+            to_main=route.otherwise == "table",
+            makes=route.template is not None,
+            allow=route.allow,
+        )
+        routed = {
+            target: staged_target(spec, self.tables[target], "") if target in self.tables else context.main
+            for target in self.by_value.values()
+        }
+        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+
+
+def _not_comparable(
+    route: Route, tables: StreamTables, routed: Mapping[Target, Table], marker: Marker
+) -> Iterator[tuple[Target, str]]:
+    """Yield each table that cannot be compared, with the reason. `marker` is the default table's marker."""
+    waiting = Followers.load(tables, marker).waiting
+    for target in sorted({*route.tables.values()} - routed.keys()):
+        yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
+    for target, table in routed.items():
+        own = read_marker(table.properties, tables.stream)
+        if own is None:
+            yield target, f"the table has no marker of stream {tables.stream!r}, so it has no rows of the stream"
+        elif missing_journals(tables, table, waiting.get(target, ())):
+            yield target, f"rows wait to be committed to the table. If they stay, run `frazil route {tables.stream}`"
+        elif is_ahead(own, marker):
+            yield target, "the writer committed to the table during the audit: run the audit again"
+
+
+def dropped_offsets(
+    spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]
+) -> Mapping[TopicPartition, BitMap64]:
+    """Return the offsets in these ranges whose records the current transform drops."""
+    kafka = executor_kafka_properties(spec, os.environ)
+    context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})
+    wanted = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])
+    dropped = defaultdict[TopicPartition, BitMap64](BitMap64)
+    if not wanted:
+        return dropped
+    decode = open_decoder(context, Schema.model_validate_json(context.main.schema_json))
+    with open_reader(context, StageTask(0, wanted)) as reader:
+        for chunk in reader:
+            tried = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here
+            # A record that raises is a dead letter.
+            parts = [part.dropped + start for start, _, part in tried if isinstance(part, DecodedChunk)]
+            rows = np.concatenate(parts) if parts else np.arange(0)
+            of_range, offsets = chunk.range_index[rows], chunk.offsets[rows]
+            for index in np.unique(of_range).tolist():
+                tp = (wanted[index].topic, wanted[index].partition)
+                dropped[tp] |= BitMap64(offsets[of_range == index].tolist())
+    return dropped

@@ -1,0 +1,398 @@
+"""Runs one audit of one stream: reads all evidence at one snapshot, compares it, and returns the findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
+from pyroaring import BitMap64
+
+from frazil.audit.claims import Claims, load_all_claims, load_claims
+from frazil.audit.compare import (
+    compare_counts,
+    compare_dead_letters,
+    compare_partition,
+    compare_repeats,
+    count_duplicates,
+    find_missing_offsets,
+    is_counted_once,
+)
+from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, with_other_claims
+from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
+from frazil.audit.ranges import merge_ranges
+from frazil.audit.routed_tables import (
+    PublishedReplays,
+    RoutedRows,
+    compare_table_counts,
+    find_misplaced_rows,
+    read_routed_rows,
+    report_uncounted_tables,
+    report_unread_rows,
+    row_counts,
+)
+from frazil.commit.adoption import other_streams
+from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
+from frazil.commit.history import Period, ancestors
+from frazil.commit.journal import parse_key
+from frazil.commit.marker import Fate, Marker, open_branch_name, property_name, read_marker
+from frazil.commit.reset_plan import is_rolled_back
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import AdoptionRequired
+from frazil.ingest.contract import Target
+from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
+from frazil.spec.units import format_count
+from frazil.table.branches import MAIN, head_of
+from frazil.table.file_bounds import OffsetRanges
+from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
+from frazil.timetext import format_utc
+
+AskKafka = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
+"""Returns the offsets that Kafka has of the claimed ranges, and findings about ranges that cannot be compared."""
+PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
+"""Returns, for each table, the offsets in these spans whose records the route's current declaration would write to
+it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The sources of one audit: the main table at one snapshot, with that snapshot's marker."""
+
+    tables: StreamTables
+    table: Table
+    marker: Marker
+    window: Period | None
+    ask_kafka: AskKafka | None
+    drops_repeats: bool
+    named: Collection[Target]
+    """The tables that the route's current declaration names."""
+    place: PlaceRecords | None = None
+    signals: bool = True
+    """Whether frazil signals complete windows of the table."""
+
+    def evidence(self, claimed: Claims) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
+        """Return the evidence, and findings about individual tables and about ranges that cannot be compared with
+        Kafka.
+        """
+        topics, within = self._topics(claimed), self._within(claimed)
+        kafka, notes = self.ask_kafka(self.marker, claimed) if self.ask_kafka else ({}, ())
+        default = tally_rows(
+            self.table,
+            RowSelection(topics, within),
+            RowSelection(topics, within, branch=open_branch_name(self.marker.stream)),
+        )
+        replays = (
+            PublishedReplays.load(self.tables, self.table) if self.marker.routed is not None else PublishedReplays()
+        )
+        dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
+        routed = read_routed_rows(self.tables, self.marker, claimed, within=within, replays=replays, named=self.named)
+        found = gather_evidence(
+            self.marker,
+            claimed,
+            rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
+            tables="the route" if routed else "the table",
+            dead_letters=dead_letters,
+            kafka=kafka,
+            whole=self.window is None,
+            drops_repeats=self.drops_repeats,
+            former_dead_letters=former_dead_letters,
+        )
+        if not routed:
+            return found, notes
+        own = self.tables.main.identifier, default
+        return found, (*notes, *report_unread_rows(routed), *self._compare_tables(found, own, routed, claimed, replays))
+
+    def _compare_tables(
+        self,
+        evidence: tuple[Evidence, ...],
+        default: tuple[str, Tallies],
+        routed: tuple[RoutedRows, ...],
+        claimed: Claims,
+        replays: PublishedReplays,
+    ) -> Iterable[Finding]:
+        """Compare the rows of each table: by count, or with Kafka's records if offsets were committed repeatedly."""
+        if self.drops_repeats:  # the number of repeats that each table dropped is unknown
+            return ()
+        if all(map(is_counted_once, evidence)):
+            return compare_table_counts(default, routed, claimed, replays)
+        if self.place is None:
+            return report_uncounted_tables(default[0], claimed)
+        spans = {
+            e.topic_partition: (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
+            for e in evidence
+            if e.kafka and e.kafka.offsets
+        }
+        placed, counts = self.place(self.table, self.marker, spans), row_counts(default, routed, claimed, replays)
+        return find_misplaced_rows(evidence, default, routed, placed, counts)
+
+    def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
+        """Tally the dead letters as they will be once the last published backfill or replay has ended.
+
+        Omits dead letters that a replay has yet to remove, and includes those that a backfill has yet to add. Also
+        returns the number of dead letters of earlier topics with the same names, by topic-partition.
+        """
+        ids = self.marker.source.topic_ids
+        wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
+        former = Counter[TopicPartition]()
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
+        if not any(claimed.former_offsets(ids).values()):
+            former.clear()
+        own = self.tables.dead_letters.current().properties
+        backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
+        if backfill is None:
+            return dead_letters, former
+        if not backfill.replays:
+            staged = replace(wanted, branch=branch_name(backfill.stream))
+            return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
+        settled = {
+            tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
+        }
+        left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
+        return {**dead_letters, **left}, former
+
+    def _topics(self, claimed: Claims) -> set[str]:
+        return {topic for topic, _ in claimed.ranges.keys() | self.marker.offsets.keys()}
+
+    def _within(self, claimed: Claims) -> OffsetRanges | None:
+        if self.window is None:
+            return None
+        return {tp: spans for tp, of in claimed.ranges.items() if (spans := merge_ranges(of))}
+
+
+def audit_stream(  # noqa: PLR0913 - each choice is an argument
+    tables: StreamTables,
+    *,
+    coordinates: bool = True,
+    window: Period | None = None,
+    ask_kafka: AskKafka | None = None,
+    drops_repeats: bool = False,
+    replayed_from_source: bool = False,
+    named: Collection[Target] = (),
+    place: PlaceRecords | None = None,
+    signals: bool = True,
+) -> Audit:
+    """Read all evidence of one stream, compare it, and return the audit.
+
+    `drops_repeats` is whether the stream has dedupe. With `replayed_from_source`, the caller compares the rows with
+    Kafka's records, so the number of dropped records is not needed. `named` are the tables that the route names now.
+
+    Raises AdoptionRequired if the stream has no marker, KafkaUnavailable, and MarkerUnreadable.
+
+    The main table is read first, at one snapshot. Dead letters and commit records are written before that snapshot, and
+    routed tables after it.
+    """
+    while True:
+        table = tables.main.refresh()
+        marker = require_marker(tables, table)
+        run = _Run(tables, table, marker, window, ask_kafka, drops_repeats, named, place, signals)
+        claimed = load_claims(tables.journals, marker, table.metadata, window)
+        before = _metadata_findings(table, marker, claimed)
+        if not (coordinates and has_coordinates(table.schema())):
+            return _build_audit(
+                run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
+            )
+        evidence, notes = run.evidence(claimed)
+        if not _has_new_replay(run):
+            break
+    evidence = _add_other_claims(run, claimed, evidence, compare_partition)
+    if drops_repeats:
+        repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
+        of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
+        notes = (*notes, *of_repeats)
+    return _build_audit(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare_partition(e))))
+
+
+def audit_changes(
+    tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, named: Collection[Target]
+) -> tuple[tuple[Finding, ...], int | None] | None:
+    """Compare an upsert stream with its commit records. For a period, or without coordinates, compare only its dead
+    letters.
+
+    Returns the findings, and the number of rows that these commits have in the table (None if not counted). Returns
+    None instead of both if a replay was published after `table` was loaded. The caller must then load the table again.
+    """
+    marker = require_marker(tables, table)
+    run = _Run(tables, table, marker, window, None, drops_repeats=True, named=named)
+    by_offset = window is None and has_coordinates(table.schema())
+    if by_offset:
+        compared: Callable[[Evidence], tuple[Finding, ...]] = compare_partition
+        evidence, notes = run.evidence(claimed)
+    else:
+        compared, notes = compare_dead_letters, ()
+        dead_letters, _ = run.tally_dead_letters(claimed)
+        evidence = gather_evidence(marker, claimed, rows={}, dead_letters=dead_letters, kafka={}, whole=window is None)
+    if _has_new_replay(run):
+        return None
+    evidence = _add_other_claims(run, claimed, evidence, compared)
+    rows = sum(len(e.rows.seen) for e in evidence) if by_offset else None
+    return (*notes, *(finding for each in evidence for finding in compared(each))), rows
+
+
+def require_marker(tables: StreamTables, table: Table) -> Marker:
+    """Return the stream's marker in the table. Raises AdoptionRequired if it has none."""
+    marker = read_marker(table.properties, tables.stream)
+    if marker is None:
+        raise AdoptionRequired(
+            f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
+            f"Start the stream: `frazil run {tables.stream}`"
+        )
+    return marker
+
+
+def find_metadata_problems(
+    table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
+) -> tuple[Finding, ...]:
+    """Return findings that depend only on the table's metadata and commit records, not on its rows."""
+    changed = _report_foreign_changes(table, stream=marker.stream, window=window, signals=signals)
+    return (*_metadata_findings(table, marker, claimed), *changed)
+
+
+def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    """Return findings about a rollback, missing commit records and skipped ranges."""
+    return (
+        *_report_rollback(table, marker),
+        *_report_missing_commit_records(claimed, marker),
+        *_report_skipped_ranges(claimed, marker),
+    )
+
+
+def _has_new_replay(run: _Run) -> bool:
+    """Return whether a replay was published during the audit. If so, rows of removed dead letters may seem to be
+    missing.
+    """
+    backfill = read_backfill(run.table.properties, run.marker.stream)
+    if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
+        now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
+        if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
+            return True
+    own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
+    if own is None or not own.replays or own.state is not BackfillState.PUBLISHED:
+        return False
+    return (
+        backfill is None
+        or backfill.epoch < own.epoch
+        or (backfill.id == own.id and backfill.state is not BackfillState.PUBLISHED)
+    )
+
+
+def _add_other_claims(
+    run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
+) -> tuple[Evidence, ...]:
+    """Add the claims of all other times if the period has errors, which a reset may explain, or if a topic was
+    recreated.
+    """
+    if run.window is None or not (
+        any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
+    ):
+        return evidence
+    return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
+
+
+def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
+    """Return whether the marker or the oldest commit record has a different id for a topic of the audited ranges."""
+    oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
+    ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
+    sources = [run.marker.source, *([oldest.source] if oldest else [])]
+    return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)
+
+
+def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
+    findings = (
+        *findings,
+        *_report_foreign_changes(run.table, stream=run.marker.stream, window=run.window, signals=run.signals),
+    )
+    partitions = tuple(_count_partition(e) for e in evidence)
+    return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
+
+
+def _count_partition(e: Evidence) -> PartitionAudit:
+    surplus = count_duplicates(e)
+    return PartitionAudit(
+        topic=e.topic,
+        partition=e.partition,
+        start=min((r.start for r in e.ranges), default=None),
+        end=e.marker if e.whole else max(r.end for r in e.ranges),
+        rows=e.rows.rows,
+        distinct=e.rows.rows - surplus,
+        duplicates=surplus,
+        gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
+        dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
+        dropped=sum(r.dropped for r in e.ranges),
+    )
+
+
+def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
+    if not is_rolled_back(table, marker, name=".".join(table.name())):
+        return ()
+    sentence = (
+        "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
+        f"{marker.stream} --to table`"
+    )
+    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
+
+
+def _report_missing_commit_records(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """Report missing or unreadable commit records. Records that `frazil forget` deleted are not an error."""
+    findings = []
+    for path in claimed.gone:
+        key = parse_key(path)
+        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
+        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
+        findings.append(Finding(kind, 1, sentence, marker.stream))
+    return tuple(findings)
+
+
+def _report_skipped_ranges(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
+    """Report ranges that the stream skipped as declared by `source.on-gap`. This is a note, not an error."""
+    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
+    return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+
+
+def _report_foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+    """Report commits of other programs that removed rows. This is a note: such commits do not reopen windows."""
+    foreign = [
+        snapshot
+        for snapshot in ancestors(table.metadata)
+        if (window is None or snapshot.timestamp_ms in window)
+        and snapshot.summary
+        and snapshot.summary.operation in {Operation.OVERWRITE, Operation.DELETE}
+        and not any(key.startswith("frazil.") for key in snapshot.summary.additional_properties)
+    ]
+    if not foreign:
+        return ()
+    last, summary = foreign[0], foreign[0].summary
+    rows = [(summary.get(f"{what}-records") if summary else None) or "0" for what in ("deleted", "added")]
+    sentence = (
+        f"{format_count(len(foreign), 'commit')} of other programs deleted or overwrote rows; the last, snapshot "
+        f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, deleted {rows[0]} and added {rows[1]}"
+        f"{'. Windows already signalled stay signalled' if signals else ''}"
+    )
+    return (Finding(FindingKind.CHANGED, len(foreign), sentence, stream),)
+
+
+def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
+    """Compare the number of rows with the committed records. `declared` is whether the declaration has coordinates."""
+    stream, properties = run.marker.stream, run.table.properties
+    if run.window is not None:
+        sentence = f"the stream stores no Kafka coordinates, so a period cannot be audited. Use `frazil audit {stream}`"
+        return (Finding(FindingKind.NOT_COMPARED, claimed.batches, sentence, stream),) if claimed.batches else ()
+    tables = format_count(len(claimed.routed), "routed table", "was|were")
+    sentence = f"{tables} not counted, because the stream stores no Kafka coordinates"
+    notes = (Finding(FindingKind.NOT_COMPARED, len(claimed.routed), sentence, stream),) if claimed.routed else ()
+    others = other_streams(properties, stream=stream)
+    heads = (head_of(run.table.metadata, branch) for branch in (MAIN, open_branch_name(stream)))
+    found = compare_counts(
+        rows=sum(run.table.scan(snapshot_id=head.snapshot_id).count() for head in heads if head),
+        claimed=claimed.records - sum(claimed.routed.values()),
+        adopted=run.marker.adopted_rows,
+        other_streams=sum(property_name(name) in properties for name in others),
+        forgotten=len(others),
+        stream=stream,
+        declared=declared,
+    )
+    return (*notes, *found)

@@ -1,0 +1,390 @@
+"""Performs a compare-and-swap on one or several tables, repeated in rounds until its outcome is decided.
+
+Callers propose a change of the metadata that they receive. Only this module decides the outcome:
+
+- After a conflict, the next round proposes again, on new metadata. The same applies to a refusal, while the metadata
+  still changes. If unchanged metadata is refused repeatedly, the swap ends.
+- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next round
+  loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round proposes
+  again.
+- When the swap ends, files of attempts that can never land are deleted. Other files stay until orphan removal.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
+
+from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error
+from frazil.errors import FrazilError
+from frazil.table.atomic_commit import CommitTables, TableChange
+from frazil.table.catalog_mistakes import retry_after_s
+from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.object_store import ObjectStore
+from frazil.table.parallel import run_in_parallel
+from frazil.table.storage import open_store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_RETRY_AFTER_S = 60.0
+"""Maximum wait in seconds that a server can request (`Retry-After`). A wrong clock must not stop a stream."""
+
+
+class TableHandle:
+    """One table of a catalog, with the metadata that was last loaded or committed.
+
+    The metadata is kept between commits. If someone else committed first, this commit fails because the snapshot has
+    changed, and only then is the table loaded again. This halves the time of a commit on a table with a long history.
+    The handle never goes back to older metadata, although a caching catalog may return an older state.
+    """
+
+    def __init__(self, catalog: Catalog, identifier: str) -> None:
+        self._catalog = catalog
+        self.identifier = identifier
+        self._table: Table | None = None
+        self._loaded: Table | None = None
+        self._newest: Table | None = None
+        self._uuid: str | None = None
+        self._store: ObjectStore | None = None
+
+    @classmethod
+    def from_table(cls, table: Table) -> TableHandle:
+        """Return a handle for a loaded table. The first use of the handle reloads the metadata."""
+        handle = cls(table.catalog, ".".join(table.name()))
+        handle._loaded, handle._uuid = table, str(table.metadata.table_uuid)
+        return handle
+
+    def sibling(self, identifier: str) -> TableHandle:
+        """Return a handle for another table of the same catalog."""
+        return TableHandle(self._catalog, identifier)
+
+    @property
+    def catalog_name(self) -> str:
+        return self._catalog.name
+
+    def io_properties(self) -> Mapping[str, str]:
+        """Return the FileIO's properties as last loaded. Each load renews the credentials that a catalog vends."""
+        return (self._loaded or self.refresh()).io.properties
+
+    @property
+    def store(self) -> ObjectStore:
+        """The storage of the table's own files. Raises SpecError for a location whose storage is not supported."""
+        if self._store is None:
+            # The properties come from the handle, so that the store has the credentials of the newest load.
+            location = (self._loaded or self.refresh()).location()
+            self._store = open_store(location, self.io_properties, renew=self._renew_credentials)
+        return self._store
+
+    def _renew_credentials(self) -> None:
+        """Load the table to get newer credentials."""
+        log.info("the credentials for table %s have expired: loading new credentials", self.identifier)
+        with translate_catalog_errors(self.catalog_name):
+            self.refresh()
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the name now refers to a different table than when this handle first loaded it."""
+        return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
+
+    def current(self) -> Table:
+        """Return the table as last loaded or committed; loads the table the first time."""
+        return self._table or self.refresh()
+
+    def refresh(self) -> Table:
+        """Load the table from the catalog, and return it."""
+        self.forget()
+        self._loaded = self._catalog.load_table(self.identifier)
+        self._uuid = self._uuid or str(self._loaded.metadata.table_uuid)
+        self._newest = self._table = self._choose_newer(self._loaded)
+        return self._table
+
+    def load_with(self, catalog: Catalog) -> Table:
+        """Load the table with another client, or return the known state if it is newer. Does not change the handle."""
+        return self._choose_newer(catalog.load_table(self.identifier))
+
+    def _choose_newer(self, found: Table) -> Table:
+        """Return the newer of the loaded and the known table. A recreated table counts as newer."""
+        known = self._newest
+        if known is None or known.metadata.table_uuid != found.metadata.table_uuid:
+            return found
+        if found.metadata.next_sequence_number() >= known.metadata.next_sequence_number():
+            return found
+        log.warning("ignored an older state of table %s that the catalog returned", self.identifier)
+        return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
+
+    def set_current(self, table: Table) -> None:
+        """Set the table, which was just loaded, as the current state."""
+        self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
+        self._newest = self._table = self._choose_newer(table)
+
+    def forget(self) -> None:
+        """Discard the known metadata, so that the next access reloads the table."""
+        self._table = None
+
+    def commit(
+        self, table: Table, *, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> None:
+        """Attempt one commit. If it fails, the next access reloads the table."""
+        self._table = None
+        self.set_committed(table, self._catalog.commit_table(table, requirements, updates))
+
+    def set_committed(self, table: Table, response: CommitTableResponse) -> None:
+        """Keep the metadata that the catalog returned for a commit based on `table`."""
+        self._newest = self._table = Table(
+            table.name(), response.metadata, response.metadata_location, table.io, self._catalog, table.config
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Generic[T]):
+    """The result of a swap for which nothing has to be changed."""
+
+    result: T
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[T]):
+    """A proposed change, and the swap's result once the change has landed."""
+
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+    result: T
+    proof: tuple[str, str] | None = None
+    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
+
+    def landed_in(self, table: Table) -> bool:
+        """Return whether this change has landed. A change with a `proof` must also be the table's latest one."""
+        if self.proof is not None:
+            return table.metadata.properties.get(self.proof[0]) == self.proof[1]
+        ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
+        return any(s.manifest_list in ours for s in table.metadata.snapshots)
+
+
+Propose = Callable[[Table], Done[T] | Change[T]]
+"""Returns the change for the next round, or `Done`. An exception ends the swap, unless the table has changed."""
+
+
+class WrittenFiles(Protocol):
+    """The files that the rounds of one swap wrote or made unnecessary."""
+
+    @property
+    def may_have_waste(self) -> bool:
+        """Whether some of the files may be unnecessary."""
+
+    def delete_unused(self, table: Table) -> None:
+        """Delete the files that can never be needed again, according to `table`, which was loaded after the last
+        attempt.
+        """
+
+
+def commit_snapshot(
+    handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles], *, retry_policy: RetryPolicy
+) -> T:
+    """Swap in the change that `propose` returns. Then delete unnecessary files, even if the swap failed.
+
+    `propose` may add to `written`, which is read when the swap is over. Raises the same errors as `swap`.
+    """
+    try:
+        return swap(handle, propose, retry_policy=retry_policy)
+    finally:
+        _delete_unused_files(handle, written)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit(Generic[T]):
+    """The change of one table in a commit to several tables: the arguments of `commit_snapshot`."""
+
+    handle: TableHandle
+    propose: Propose[T]
+    written: Iterable[WrittenFiles]
+
+
+def commit_snapshots(
+    commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, at_once: CommitTables | None = None
+) -> T:
+    """Commit to several tables. Returns the result of the last table, whose commit decides whether all count as
+    committed.
+
+    With `at_once`, either all tables change or none does. Otherwise the tables change in order, and the last table
+    changes only after all others. After an error or a crash, some tables may have changed without the last one. So each
+    `propose` must recognise the changes that an earlier attempt left in its table. Raises the same errors as `swap`.
+    """
+    if at_once is None:
+        return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
+    try:
+        return _swap_tables(commits, at_once, retry_policy)
+    finally:
+        for commit in commits:
+            _delete_unused_files(commit.handle, commit.written)
+
+
+def _delete_unused_files(handle: TableHandle, written: Iterable[WrittenFiles]) -> None:
+    """Delete unused files. A failure is only logged: it costs storage, and must not hide the result of the swap."""
+    for files in [found for found in written if found.may_have_waste]:
+        try:
+            # The handle reloads the table after each failed attempt, so this is the state after the last one.
+            files.delete_unused(handle.current())
+        except NoSuchTableError:
+            log.info("table %s no longer exists; unused files of a commit stay in its folder", handle.identifier)
+        except Exception as error:
+            log.warning("cannot delete unused files of a commit to %s: %r", handle.identifier, error)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to retry, in seconds. Waits double from `first_s` to `max_s`, with full jitter."""
+
+    total_s: float = 600.0
+    first_s: float = 0.05
+    max_s: float = 5.0
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], object] = time.sleep
+    """Waits for a number of seconds. If the writer is asked to end, returns a true value early."""
+    report: Callable[[str, int], None] = lambda *_: None
+    """Receives a sentence about a failed round, and the exit code of its error."""
+    """Receives a sentence about each failed round, except for lost races."""
+
+    def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
+        """Return the wait before the next attempt, at least as long as the server requested (but see
+        `MAX_RETRY_AFTER_S`).
+        """
+        drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
+        return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt(Generic[T]):
+    """The changes of one attempt, by index of the table, and the swap's result once they have landed."""
+
+    changes: Mapping[int, Change[T]]
+    result: T
+
+    def landed_in(self, tables: Sequence[Table]) -> bool:
+        return all(change.landed_in(tables[index]) for index, change in self.changes.items())
+
+
+class _Rounds(Generic[T]):
+    """The rounds of one swap. `step` is the current step of a round; `tables` are the tables that the round loaded."""
+
+    def __init__(
+        self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
+    ) -> None:
+        self._commits, self._at_once, self._clock = commits, at_once, clock
+        self.proposing_s = 0.0
+        """Time spent in `propose`. It does not count towards the timeout, because a merge takes minutes."""
+        self._tried: list[_Attempt[T]] = []
+        self.step: Step = "load"
+        self.tables: Sequence[Table] = ()
+
+    def run(self) -> T:
+        """Run one round and return the swap's result. Raises an exception if the round does not decide the swap."""
+        self.step = "load"
+        self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
+        self.step = "prepare"
+        landed = next((attempt for attempt in self._tried if attempt.landed_in(tables)), None)
+        if landed is not None:
+            return landed.result
+        began = self._clock()
+        proposals = run_in_parallel(
+            lambda pair: pair[0].propose(pair[1]), list(zip(self._commits, tables, strict=True))
+        )
+        self.proposing_s += self._clock() - began
+        changes = {index: change for index, change in enumerate(proposals) if isinstance(change, Change)}
+        attempt = _Attempt(changes, proposals[-1].result)
+        if attempt.changes:
+            self._tried.append(attempt)
+            self.step = "commit"
+            self._commit(attempt.changes, tables)
+        return attempt.result
+
+    def have_tables_changed(self) -> bool:
+        """Reload the tables. Return whether one has changed since the last round; False if a table cannot be loaded."""
+        self.forget()
+        with suppress(Exception):  # catalogs' clients raise anything; the error that ended the round matters more
+            found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
+            return any(
+                new.metadata_location != old.metadata_location for new, old in zip(found, self.tables, strict=False)
+            )
+        return False
+
+    def forget(self) -> None:
+        for commit in self._commits:
+            commit.handle.forget()
+
+    def _commit(self, changes: Mapping[int, Change[T]], tables: Sequence[Table]) -> None:
+        handles = [self._commits[index].handle for index in changes]
+        parts = [TableChange(tables[index], change.requirements, change.updates) for index, change in changes.items()]
+        if len(parts) == 1 or self._at_once is None:
+            for handle, part in zip(handles, parts, strict=True):
+                handle.commit(part.table, requirements=part.requirements, updates=part.updates)
+            return
+        for handle in handles:
+            handle.forget()
+        for handle, part, response in zip(handles, parts, self._at_once(parts) or (), strict=False):
+            handle.set_committed(part.table, response)
+
+
+def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
+    """Commit the change that `propose` returns for the current table. Repeats until a change has landed.
+
+    In every round `propose` receives the metadata that its change will replace. It is not called if an earlier attempt,
+    whose response was lost, turns out to have landed.
+
+    Raises `CommitUnavailable` if no round decides the swap within `retry_policy.total_s`, or before the writer is asked
+    to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
+    `AccessDenied` if the catalog refuses frazil's credentials.
+    """
+    return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
+
+
+def _swap_tables(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry_policy: RetryPolicy) -> T:
+    """Run `swap` for several tables. With `at_once`, they are committed in one step; a single table does not need
+    it.
+    """
+    deadline = retry_policy.clock() + retry_policy.total_s
+    attempt, checked_again = 0, False
+    rounds = _Rounds(commits, at_once, retry_policy.clock)
+    names = TableNames(tuple(commit.handle.identifier for commit in commits))
+    refusals, outage = Refusals(names), Outage(names, retry_policy.clock)
+    while True:
+        try:
+            result = rounds.run()
+        except FrazilError:
+            if checked_again or not rounds.have_tables_changed():
+                raise
+            checked_again = True
+            continue
+        except Exception as error:  # after any other error the outcome is unknown; the next round determines it
+            refusals.count_error(error, rounds.step, rounds.tables)
+            setback = classify_error(error, rounds.step, names, retry_policy.total_s)
+            left_s = deadline + rounds.proposing_s - retry_policy.clock()
+            if left_s <= 0:
+                raise setback.kind(setback.final_error) from error
+            wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
+            log.log(
+                outage.record_failure(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s
+            )
+            if setback.level >= logging.WARNING:
+                retry_policy.report(setback.log_message, setback.kind.exit_code)
+        else:
+            outage.end_outage()
+            return result
+        rounds.forget()
+        if retry_policy.wait(wait_s):
+            raise setback.kind(
+                f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
+                "determines the outcome of the commit"
+            )
+        attempt += 1

@@ -1,0 +1,175 @@
+"""Determines why a round of a compare-and-swap failed, and whether a retry can succeed. A round is one attempt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pyiceberg.exceptions import (
+    BadRequestError,
+    CommitFailedException,
+    ForbiddenError,
+    NoSuchTableError,
+    OAuthError,
+    UnauthorizedError,
+)
+from pyiceberg.table import Table
+
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, StorageUnavailable
+from frazil.table.catalog_mistakes import one_line
+from frazil.table.storage_mistakes import is_credentials_expiry, is_storage_failure
+
+log = logging.getLogger(__name__)
+
+REFUSAL_STATUS_CODES = frozenset({400, 405, 413, 422, 501})
+"""HTTP status codes with which a REST catalog refuses a change."""
+MAX_REFUSALS = 8
+"""How often the catalog may refuse to change the same metadata. The retries take a few seconds: a gateway may fail
+briefly.
+
+A lost race can look like a refusal (sequence number too old). But it changes the metadata, so the count restarts.
+"""
+MAX_PREPARE_FAILURES = 20
+"""How often the preparation of a commit may fail on the same metadata. The retries take a minute: storage may
+recover.
+"""
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
+"""Errors of the code that plans and merges. An error from a server that has one of these types is also an OSError."""
+
+MAX_ERROR_CHARACTERS = 300
+"""Maximum length of an error in a log message, because some servers answer with whole pages."""
+MIN_OUTAGE_S = 5.0
+"""Minimum duration of an outage in seconds for its end to be logged."""
+_FAILED_STEPS = {
+    "load": "{} cannot be loaded",
+    "prepare": "a commit to {} cannot be prepared",
+    "commit": "the outcome of a commit to {} is unknown",
+}
+
+Step = Literal["load", "prepare", "commit"]
+MAX_NAMED_TABLES = 5
+"""Maximum number of a commit's tables that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableNames:
+    """The tables of one commit, formatted for sentences."""
+
+    identifiers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.identifiers[:MAX_NAMED_TABLES])
+        more = len(self.identifiers) - MAX_NAMED_TABLES
+        return f"{shown} and {more} more" if more > 0 else shown
+
+    @property
+    def tables(self) -> str:
+        return f"{'table' if len(self.identifiers) == 1 else 'tables'} {self}"
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Counts how often in a row the same change was refused, or could not be prepared."""
+
+    names: TableNames
+    count: int = 0
+    last: tuple[str, ...] = ()
+    """The kind of the last failure, and the metadata files on which it happened."""
+
+    def count_error(self, error: Exception, step: Step, tables: Sequence[Table]) -> None:
+        """Count a refusal or a fault. Raises `CommitRefused` when the maximum is reached. Ignores other errors."""
+        fault = step == "prepare" and isinstance(error, _FAULTS) and not isinstance(error, OSError)
+        if not tables or not (fault or _is_refusal(error)):
+            return
+        failure = (type(error).__name__ if fault else "", *(table.metadata_location for table in tables))
+        self.count = self.count + 1 if failure == self.last else 1
+        self.last = failure
+        if self.count < (MAX_PREPARE_FAILURES if fault else MAX_REFUSALS):
+            return
+        what = f"the catalog refuses to change {self.names.tables}: {error}"
+        remedy = "Fix the cause, then start again"
+        if fault:
+            text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
+            what = f"a commit to {self.names.tables} cannot be prepared: {text} (the same error {self.count} times)"
+            remedy = "Report this with the log; the next start tries again"
+        raise CommitRefused(f"{what}. The staged files and the journal are kept. {remedy}") from error
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the catalog itself refuses the change. A proxy's 408 or 5xx is not a refusal."""
+    response = getattr(error.__cause__, "response", None)
+    status = getattr(response, "status_code", None)
+    return isinstance(error, BadRequestError | NotImplementedError) or status in REFUSAL_STATUS_CODES
+
+
+def is_overtaken(error: Exception) -> bool:
+    """Return whether a snapshot was refused because another branch of the table took its sequence number.
+
+    The requirement on this snapshot's branch still holds, so PyIceberg or the catalog finds the conflict only when it
+    builds the metadata. As after any lost race, the next round first checks whether an attempt landed.
+    """
+    return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRound:
+    """A failed round: a message to log now, and a message for the error if no retry succeeds in time."""
+
+    level: int
+    log_message: str
+    final_error: str
+    kind: type[CommitUnavailable] = CommitUnavailable
+
+
+def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedRound:
+    """Return why a round failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
+    text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
+    match error:
+        case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
+            return FailedRound(
+                logging.INFO,
+                f"commit to {tables} lost a race ({text}): trying again",
+                f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
+                "time. The staged files and the journal are kept",
+            )
+        case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
+            if not is_credentials_expiry(error):
+                raise AccessDenied(f"frazil is not permitted to commit to {tables.tables}: {error}") from error
+            return FailedRound(
+                logging.WARNING,
+                f"the credentials for {tables.tables} have expired: loading new credentials",
+                f"the credentials for {tables.tables} have expired: {error}",
+            )
+        case NoSuchTableError():
+            exist = "exists" if len(tables.identifiers) == 1 else "exist"
+            raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
+    return FailedRound(
+        logging.WARNING,
+        f"{_FAILED_STEPS[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
+        f"commits to {tables.tables} failed for {total_s:.0f} s; the last error was {text}. "
+        "The staged files and the journal are kept",
+        StorageUnavailable if is_storage_failure(error) else CommitUnavailable,
+    )
+
+
+@dataclass(slots=True)
+class Outage:
+    """A series of failed rounds, not counting lost races. The first failure and the recovery are logged as warnings."""
+
+    names: TableNames
+    clock: Callable[[], float]
+    since: float | None = None
+
+    def record_failure(self, setback: FailedRound) -> int:
+        """Record a failed round, and return the level at which to log it. `frazil status` shows the newest failure."""
+        if setback.level < logging.WARNING or self.since is not None:
+            return logging.INFO
+        self.since = self.clock()
+        return setback.level
+
+    def end_outage(self) -> None:
+        """End the outage after a successful round. Logs the recovery of a longer outage."""
+        if self.since is not None and (lasted_s := self.clock() - self.since) >= MIN_OUTAGE_S:
+            log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

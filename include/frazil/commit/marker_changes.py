@@ -1,0 +1,352 @@
+"""Changes a marker for an operator: reset, adopt, forget and give up. Also writes a routed table's first marker.
+
+Each change is a compare-and-swap with an empty snapshot, whose requirement fences a running writer.
+
+A reset keeps the rows of open windows that the stream does not read again. If main was rolled back, or if an operator
+moved the open branch, the reset restores the branch to keep these rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Container, Sequence
+
+from pyiceberg.manifest import ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+
+from frazil.commit.adoption import FORGOTTEN_PREFIX, forgotten_ends, row_count
+from frazil.commit.committer import dead_letter_ends
+from frazil.commit.compare_and_swap import Change, Done, TableHandle, commit_snapshot
+from frazil.commit.followers import NO_BATCH
+from frazil.commit.history import ancestors
+from frazil.commit.journal import Journal
+from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY, MarkedUpdate, commit_marker
+from frazil.commit.marker import (
+    BatchKey,
+    Marker,
+    first_marker,
+    keep_same_topics,
+    merge_identities,
+    open_branch_name,
+    property_name,
+    read_marker,
+    try_read_marker,
+)
+from frazil.commit.open_branch import BranchChange, read_files, release_waiting_files
+from frazil.commit.reset_plan import NO_OFFSETS, Offsets, StateBeforeReset, is_rolled_back, marker_after_reset
+from frazil.commit.settle import epochs_in_summaries, highest_epoch
+from frazil.commit.stream_tables import StreamTables
+from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
+from frazil.commit.waiting_files import MissingTableNote, load_missing_table_note, write_missing_table_note
+from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
+from frazil.ingest.contract import Target
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import TopicPartition
+from frazil.table.branches import head_of
+from frazil.table.lost import check_own_folder
+from frazil.table.remains import find_other_table
+from frazil.table.tables import may_delete_files
+
+log = logging.getLogger(__name__)
+
+
+def reset(
+    tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: StateBeforeReset, cut: Offsets = NO_OFFSETS
+) -> Marker:
+    """Move the stream to the offsets `target` and the next epoch, in all tables.
+
+    `seen` is the state that was read before. `cut` has the offsets at which logs were truncated before the stream's
+    position. The next start commits an open journal only if it begins at `target`. Raises `WriterBusy` if the marker
+    has changed since it was read.
+    """
+    epoch = 1 + _highest_epoch_ever(tables)
+    marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
+
+    def move(table: Table) -> Marker:
+        if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
+            raise WriterBusy(
+                f"stream {tables.stream!r} committed while its new position was being chosen, so a writer is running. "
+                f"Run `frazil pause {tables.stream}`, then reset again"
+            )
+        return marker
+
+    dropped: list[str] = []
+
+    def open_windows(table: Table) -> BranchChange | None:
+        change = open_branch_after_reset(table, tables, seen, target=target, source=source)
+        dropped[:] = [f.file_path for f in change.leaving_files] if change and change.ends else []
+        return change
+
+    change_marker(tables, tables.main, move, operation="reset", branch_change=open_windows)
+    _delete_dropped(tables, dropped)
+    _reset_dead_letters(tables, seen, epoch=epoch, source=source)
+    return marker
+
+
+def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
+    """Delete files of a removed open branch that no snapshot needs. Their records are read again."""
+    table = tables.main.refresh()
+    if files and may_delete_files(table.properties):
+        needed = referenced_paths(table)
+        tables.store.delete([path for path in files if bare_path(path) not in needed])
+
+
+def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:
+    """Write the epoch to the dead-letter table, with offsets after all records ever read. Also works with a damaged
+    marker.
+    """
+    read = [(seen.held, seen.source)] if seen.source else []
+    read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
+
+    def move(table: Table) -> Marker:
+        before = try_read_marker(table.metadata.properties, tables.stream)
+        known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
+        offsets: dict[TopicPartition, int] = {}
+        topics = source
+        for ends, of in (*read, known):
+            topics = merge_identities(of, topics)
+            for tp, end in keep_same_topics(ends, of, source).items():
+                offsets[tp] = max(end, offsets.get(tp, end))
+        if before is None:
+            first = first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)
+            return dataclasses.replace(first, own_table=tables.own_table())
+        if is_rolled_back(table, before, name=tables.dead_letters.identifier):
+            # The rollback removed the newest dead letters, and a batch that was staged before has left them out.
+            before = dataclasses.replace(before, settled=None, batches={})
+        return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
+
+    change_marker(tables, tables.dead_letters, move, operation="reset")
+
+
+def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
+    """Write a stream's first marker to a table that has rows. An existing marker is kept."""
+    first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
+
+    def decide(table: Table) -> Marker:
+        former = {tp: end for tp, end in forgotten_ends(table.metadata.properties, source).items() if tp in offsets}
+        adopted = dataclasses.replace(
+            first,
+            adopted_rows=row_count(table.metadata) or 0,
+            rewritten={tp: ((0, end),) for tp, end in former.items() if end},
+            landed={tp: offsets[tp] for tp in former},
+        )
+        return read_marker(table.metadata.properties, tables.stream) or adopted
+
+    return change_marker(tables, tables.main, decide, operation="adopt") or first
+
+
+def forget(tables: StreamTables, *, state: str) -> int:
+    """Remove the stream's markers from all tables, then its objects under `state`. Returns their number.
+
+    From the first marker on, a writer is fenced on any host. Rows are kept; those of open windows move to main.
+    Unreferenced staged files become orphans. Commit records of a former table in the folder are kept. Raises TableLost,
+    before any change, if another table has the same folder, unless the catalog knows that it was the stream's.
+    """
+    main = tables.main.refresh()
+    check_own_folder(main.catalog, main)
+    other = find_other_table(tables.store, main)
+    if other and not _is_own_catalog(tables, {other.uuid, str(main.metadata.table_uuid)}):
+        raise TableLost(
+            f"{other.path} is the metadata of another table ({other.uuid}) in the folder of {tables.main.identifier}. "
+            f"The commit records of stream {tables.stream!r} in this folder may belong to that table. If the catalog "
+            "was replaced, configure the right catalog. If that table was dropped, delete its metadata by hand"
+        )
+
+    def waiting_to_main(table: Table) -> BranchChange | None:
+        return (
+            release_waiting_files(table, tables.stream)
+            if open_branch_name(tables.stream) in table.metadata.refs
+            else None
+        )
+
+    for handle in tables.targets.values():
+        change_marker(tables, handle, lambda _: None, operation="forget", branch_change=waiting_to_main)
+    kept = tables.journals.paths_of_other_tables(str(main.metadata.table_uuid))
+    objects = [file.path for file in tables.store.list_files(state) if file.path not in kept]
+    tables.store.delete(objects)
+    return len(objects)
+
+
+def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
+    """Return whether the dead-letter table shows that the stream wrote one of these tables, or was forgotten."""
+    properties = tables.dead_letters.refresh().metadata.properties
+    marker = try_read_marker(properties, tables.stream)
+    wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids
+    return wrote or FORGOTTEN_PREFIX + tables.stream in properties
+
+
+def forget_dead_letters(tables: StreamTables) -> None:
+    """Remove the stream's marker from its dead-letter table, for a stream whose own table no longer exists."""
+    change_marker(tables, tables.dead_letters, lambda _: None, operation="forget")
+
+
+def change_marker(
+    tables: StreamTables,
+    handle: TableHandle,
+    decide: Callable[[Table], Marker | None],
+    *,
+    operation: str,
+    branch_change: Callable[[Table], BranchChange | None] | None = None,
+) -> Marker | None:
+    """Commit the marker that `decide` returns, with an empty snapshot; for None, remove the marker. Returns the new
+    marker.
+
+    An equal marker is not committed again. `branch_change` changes the open branch. Unlike a writer's commits, this
+    works if the existing marker is unreadable.
+    """
+    update = MarkedUpdate(tables.stream)
+    handle.forget()
+
+    def propose(table: Table) -> Done[Marker | None] | Change[Marker | None]:
+        text = table.metadata.properties.get(property_name(tables.stream))
+        marker = decide(table)
+        if (marker.to_property() if marker else None) == text:
+            return Done(marker)
+        summary = {"frazil.stream": tables.stream, "frazil.operation": operation}
+        if marker and marker.open_snapshot_id is not None:
+            summary[OPEN_SNAPSHOT_KEY] = str(marker.open_snapshot_id)
+        if marker:
+            summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
+        change = branch_change(table) if branch_change else None
+        return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
+
+    return commit_snapshot(handle, propose, update.written, retry_policy=tables.retry_policy)
+
+
+def _highest_epoch_ever(tables: StreamTables) -> int:
+    """Return the highest epoch, or 0. If a marker is unreadable, staged files and snapshots are searched."""
+    try:
+        return highest_epoch(tables)
+    except MarkerUnreadable:
+        found = {tables.journals.highest_epoch()}
+    for target, handle in tables.targets.items():
+        table = handle.current()
+        found |= {key.epoch for key, _ in batch_folders(tables.store_of(target), table, tables.stream)}
+        found |= epochs_in_summaries(ancestors(table.metadata), tables.stream)
+    return max(found, default=0)
+
+
+def open_branch_after_reset(
+    table: Table, tables: StreamTables, seen: StateBeforeReset, *, target: Offsets, source: SourceIdentity
+) -> BranchChange | None:
+    """Return the change of the open branch for a stream that continues at `target`; None without a branch.
+
+    Raises `RolledBack` if rows of open windows are lost that the stream would not read again.
+    """
+    metadata, name = table.metadata, open_branch_name(tables.stream)
+    accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
+    head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
+    base = head if expected is None else metadata.snapshot_by_id(expected)
+    if base is None and expected is not None:
+        if not accepted:
+            raise RolledBack(
+                f"table {tables.main.identifier} lost rows of open windows of stream {tables.stream!r}: snapshot "
+                f"{expected} of branch {name!r} has expired. `frazil reset {tables.stream} --to marker` accepts the "
+                "loss. To read the rows again, reset once more after that, to a position before these windows"
+            )
+        base = head
+    if base is None:
+        return None if expected is None else BranchChange(None, ends=True)
+    manifests = base.manifests(table.io)
+    again = [m for m in manifests if _are_read_again(_commit_records(m, table, tables), target, source)]
+    stays = tuple(m for m in manifests if m not in again)
+    return BranchChange(base, stays, read_files(again, table.io), drops=True, ends=not stays)
+
+
+def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted: bool) -> int | None:
+    """Return the id of the open branch's head that matches main's state; None if there was no such head or it is
+    unknown.
+    """
+    if seen.marker is None:
+        return None
+    if not seen.rolled_back or accepted:
+        return seen.marker.open_snapshot_id
+    summaries = (s.summary for s in ancestors(metadata) if s.summary)
+    newest = next((s for s in summaries if s.get("frazil.stream") == seen.marker.stream), None)
+    text = newest.get(OPEN_SNAPSHOT_KEY) if newest else None
+    return int(text) if text else None
+
+
+def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) -> list[Journal | None]:
+    """Return the records of the batches that staged a manifest's files; None for each missing record."""
+    folders = {tuple(file.file_path.rsplit("/", 3)[-3:-1]) for file in read_files([manifest], table.io)}
+    keys = [BatchKey(int(epoch), int(batch)) for epoch, batch in folders if epoch.isdigit() and batch.isdigit()]
+    return [tables.journals.get(key) for key in keys]
+
+
+def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
+    """Return whether the stream will read all of these batches again, because each begins at or after the new
+    position.
+    """
+    return bool(records) and all(
+        record is not None
+        and bool(at := keep_same_topics(target, source, record.source))
+        and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
+        for record in records
+    )
+
+
+def write_first_marker(
+    tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
+) -> None:
+    """Write a table's first marker, before any file is staged for the table.
+
+    It covers all batches of the default table. With `before`, the first batch with waiting rows, it covers only earlier
+    batches.
+    """
+    first = _up_to_date_marker(default_marker)
+    if before is not None:
+        starts = {p.topic_partition: p.start for p in before.progress}
+        settled = BatchKey(before.key.epoch, before.key.batch - 1)
+        first = dataclasses.replace(first, settled=settled, offsets={**first.offsets, **starts})
+
+    def decide(_: Table, found: Marker | None) -> Marker | Done[Marker]:
+        return first if found is None else Done(found)
+
+    commit_marker(tables, handle, decide, summary={"frazil.operation": "follow"})
+
+
+def discard_rows_of_existing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
+    """Discard a routed table's waiting rows up to the batch of `default_marker`, so that commits to the table resume.
+
+    Accepts a rollback of the table, and batches that the default table does not have. Safe while a writer runs: batches
+    that it commits meanwhile stay. Raises the same errors as `swap`.
+    """
+
+    def decide(table: Table) -> Marker:
+        before = try_read_marker(table.metadata.properties, tables.stream)
+        now = tables.marker()  # read after the routed table, so it is never behind that table's marker
+        if before is None or now is None or is_ahead(before, now) or not is_ahead(before, default_marker):
+            return _up_to_date_marker(default_marker)
+        return before.with_snapshots(-1, -1, open_snapshot_id=None)
+
+    change_marker(tables, tables.handle(target), decide, operation="give-up")
+
+
+def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
+    """Discard the rows that wait for a missing table. If the table is created later, it receives only later batches."""
+    note = load_missing_table_note(tables, target) or MissingTableNote(
+        target, None, "the rows for this table were discarded"
+    )
+    write_missing_table_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
+
+
+def is_ahead(table: Marker, default_marker: Marker) -> bool:
+    """Return whether a routed table has batches after the default table's last one: the default table was recreated or
+    forgotten.
+    """
+    return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
+
+
+def _up_to_date_marker(default_marker: Marker) -> Marker:
+    """Return a marker for a routed table that has all batches of the default table."""
+    return Marker(
+        default_marker.stream,
+        default_marker.at,
+        settled=default_marker.settled or NO_BATCH,
+        offsets=dict(default_marker.offsets),
+        source=default_marker.source,
+        batches=dict(default_marker.batches),
+    )

@@ -1,0 +1,214 @@
+"""Reads a stream's state before a reset, and computes the position and marker after the reset."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from pyiceberg.table import Table
+
+from frazil.commit.commit_checks import check_ancestry
+from frazil.commit.history import first_offsets, table_position
+from frazil.commit.marker import (
+    NO_TRANSACTION,
+    Marker,
+    first_marker,
+    keep_same_topics,
+    merge_identities,
+    property_name,
+    try_read_marker,
+)
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import RolledBack
+from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
+
+Offsets = Mapping[TopicPartition, int]
+NO_OFFSETS: Offsets = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableOffsets:
+    """The offsets `[first, end)` of each topic-partition that Kafka has now, and the topics' identity."""
+
+    source: SourceIdentity
+    first: Offsets
+    end: Offsets
+    cut: Offsets = field(default_factory=dict)
+    """The offsets at which logs were truncated, if the stream had read further. Kafka has other records from there
+    on.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class StateBeforeReset:
+    """A stream's state before a reset."""
+
+    marker: Marker | None
+    """The marker; None if the marker does not exist or is unreadable."""
+    marker_text: str | None
+    """The marker's property when it was read. A reset is refused if the property has changed since."""
+    held: Offsets
+    """The offsets up to which the table has the stream's records. After a rollback, they are below the marker's
+    offsets.
+    """
+    source: SourceIdentity | None
+    """The source to which the offsets in `held` belong; None if `held` is unknown."""
+    rolled_back: bool
+    unknown: str | None = None
+    """Why `held` is unknown; None if it is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetMove:
+    """The effect of a reset on one topic-partition, whose next offset changes from `held` to `target`."""
+
+    topic: str
+    partition: int
+    held: int | None
+    """The next offset after the table's records; None if the table has no known record of this topic-partition."""
+    target: int
+    first: int
+    end: int
+    cut: int | None = None
+    """The offset before `held` at which Kafka's log was truncated; None if it was not."""
+
+    @property
+    def skipped(self) -> int:
+        """Number of offsets whose records the table will never get."""
+        return 0 if self.held is None else max(self.target - self.held, 0)
+
+    @property
+    def gone(self) -> int:
+        """Number of skipped offsets that Kafka has already deleted."""
+        return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
+
+    @property
+    def repeated(self) -> int:
+        """Number of offsets that are read again although the table has their rows."""
+        same = self.held if self.held is None or self.cut is None else min(self.held, self.cut)
+        return 0 if same is None else max(same - self.target, 0)
+
+    @property
+    def rewritten(self) -> int:
+        """Number of the table's offsets at which Kafka now has other records."""
+        return 0 if self.held is None or self.cut is None else max(self.held - max(self.cut, self.target), 0)
+
+
+def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
+    """Read the stream's marker, and determine the offsets up to which main has the stream's records."""
+    table = tables.main.refresh()
+    text = table.metadata.properties.get(property_name(tables.stream))
+    marker = try_read_marker(table.metadata.properties, tables.stream)
+    rolled_back = marker is not None and is_rolled_back(table, marker, name=tables.main.identifier)
+    if marker is not None and not rolled_back:
+        return StateBeforeReset(marker, text, marker.offsets, marker.source, rolled_back=False)
+    try:
+        record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
+    except RolledBack as error:
+        return StateBeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
+    held, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
+    return StateBeforeReset(marker, text, held, source, rolled_back=rolled_back)
+
+
+def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
+    """Return whether main was rolled back to a snapshot before the marker's."""
+    try:
+        check_ancestry(table.metadata, marker, table=name)
+    except RolledBack:
+        return True
+    return False
+
+
+def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
+    """Return each topic-partition's wanted offset within Kafka's range; the first offset if none is wanted."""
+    return {
+        tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
+        for tp, first in available.first.items()
+    }
+
+
+def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
+    """Return the offsets. An offset beyond the point where Kafka's log was truncated is lowered to that point."""
+    return {tp: min(offset, available.cut.get(tp, offset)) for tp, offset in offsets.items()}
+
+
+def list_moves(target: Offsets, *, held: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
+    """Return the effect of a new position on each topic-partition, sorted by topic and partition."""
+    return tuple(
+        OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.cut.get(tp))
+        for tp, offset in sorted(target.items())
+    )
+
+
+def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
+    seen: StateBeforeReset,
+    *,
+    stream: str,
+    epoch: int,
+    target: Offsets,
+    source: SourceIdentity,
+    cut: Offsets = NO_OFFSETS,
+) -> Marker:
+    """Return the marker after a reset, with the same watermark, which never goes back.
+
+    `cut` has the offsets at which logs were truncated. Topics that are no longer read keep their offsets.
+    """
+    before = seen.marker
+    if before is None:
+        return first_marker(stream, epoch=epoch, offsets=target, source=source)
+    given_up = _given_up_spans(seen, before, target, source)
+    return dataclasses.replace(
+        before.owned_by(epoch),
+        offsets={**keep_same_topics(before.offsets, before.source, source), **target},
+        source=merge_identities(before.source, source),
+        max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
+        idle=frozenset(),
+        leader_epochs=_kept_leader_epochs(before, target, source),
+        transaction=NO_TRANSACTION,
+        rewritten=_rewritten_spans(before, target, source, cut),
+        landed=_landed_ends(before, source, cut),
+        given_up=given_up,
+        given_up_epoch=before.given_up_epoch if before.given_up else epoch if given_up else 0,
+    )
+
+
+def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
+    """Return the leader epochs of partitions whose position does not move forward. Skipped records may have later
+    epochs.
+    """
+    known = keep_same_topics(before.leader_epochs, before.source, source)
+    return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
+
+
+def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, cut: Offsets) -> Spans:
+    """Return the offsets to which Kafka assigned, or will assign, a second record after a truncation."""
+    same = keep_same_topics(before.offsets, before.source, source)
+    begins = {tp: max(at, target.get(tp, at)) for tp, at in cut.items() if tp in same}
+    return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
+
+
+def _landed_ends(before: Marker, source: SourceIdentity, cut: Offsets) -> dict[TopicPartition, int]:
+    """Return the offsets at which the table's current records end, for topic-partitions that were recreated or
+    truncated.
+    """
+    same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
+    ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
+    former = {tp for tp in ends if tp in known or tp in cut or tp not in same}
+    return {tp: min(ends[tp], cut.get(tp, ends[tp])) for tp in sorted(former)}
+
+
+def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
+    """Return the offsets that a rollback removed and that the stream does not read again."""
+    same = keep_same_topics(before.offsets, before.source, source)
+    held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
+    lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
+    return _add_spans(before.given_up, lost, same)
+
+
+def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:
+    """Return both sets of spans merged, without empty spans and without those of recreated topics."""
+    kept = ((tp, span) for tp, spans in known.items() if tp in same for span in spans)
+    return merge_spans((*kept, *new.items()))

@@ -1,0 +1,134 @@
+"""Records each table that a stream's route has had in a small object, so that a dropped table is noticed.
+
+The object is written when the stream begins to write to the table, and kept until the stream is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
+
+from frazil.commit.journal import Journal, later_journals
+from frazil.commit.marker import read_marker
+from frazil.commit.staging_targets import list_targets, object_path
+from frazil.commit.stream_tables import StreamTables
+from frazil.errors import FrazilError, format_error
+from frazil.ingest.contract import Target
+from frazil.table.parallel import run_in_parallel
+from frazil.table.remains import MetadataFile, find_newest_metadata
+from frazil.table.storage import open_store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedTableRecord:
+    """The record of a table that a route has, or had earlier."""
+
+    target: Target
+    value: str | None
+    """The value for which the table template created the table; None for a table that the route names."""
+    location: str
+    uuid: str | None = None
+    """The table's UUID; None if an earlier version wrote this record."""
+
+    def is_another(self, table: Table) -> bool:
+        """Return whether the table that now has the name is not the table that the route had."""
+        return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
+
+
+def list_recorded_tables(tables: StreamTables) -> set[Target]:
+    """Return the names of the tables that the route has had. Needs one listing for any number of tables."""
+    return list_targets(tables.store, _folder(tables))
+
+
+def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord | None:
+    """Return the record of a table; None if the table was never in the route, or if another version wrote the
+    record.
+    """
+    data = tables.store.get(_path(tables, target))
+    try:
+        return None if data is None else RoutedTableRecord(**json.loads(data))
+    except (ValueError, TypeError):  # of another version
+        return None
+
+
+def write_table_record(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
+    """Record that the route has this table from now on."""
+    member = RoutedTableRecord(target, value, table.location(), str(table.metadata.table_uuid))
+    tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
+
+
+def delete_table_record(tables: StreamTables, target: Target) -> None:
+    tables.store.delete([_path(tables, target)])
+
+
+def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
+    """Return the waiting journals that a missing table never committed, according to its newest remaining metadata.
+
+    Returns all journals if this is unknown: the table was purged, or an earlier version did not record its UUID.
+    """
+    member = read_table_record(tables, target)
+    newest = None if member is None else newest_remaining_metadata(tables, member)
+    try:
+        marker = None if newest is None else read_marker(newest.properties, tables.stream)
+    except FrazilError:
+        return waiting
+    return waiting if marker is None else later_journals(marker, waiting)
+
+
+def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -> MetadataFile | None:
+    """Return the newest remaining metadata file of a missing table; None if no file remains or access is denied."""
+    if member.uuid is None:
+        return None
+    try:
+        return find_newest_metadata(
+            open_store(member.location, tables.main.io_properties), member.location, member.uuid
+        )
+    except (FrazilError, OSError):
+        return None
+
+
+def find_renamed_table(
+    tables: StreamTables, member: RoutedTableRecord, named: Collection[Target] = ()
+) -> Target | None:
+    """Return the current name of a renamed table; None if it is not found.
+
+    Tries the tables that the route has had, and then those in the declaration (`named`) that no writer has recorded
+    yet.
+    """
+    if member.uuid is None:
+        return None
+    known = list_recorded_tables(tables)
+    others = run_in_parallel(partial(read_table_record, tables), sorted(known - {member.target}))
+    had = [other.target for other in others if other and other.uuid == member.uuid]
+    for name in (*had, *sorted({*named} - known)):
+        try:
+            table = tables.handle(name).refresh()
+        except NoSuchTableError:  # it was renamed once more
+            continue
+        except Exception as error:  # catalogs' clients raise anything; the other names may still match
+            log.warning(
+                "cannot load table %s to check whether it is the renamed table %s: %s",
+                name,
+                member.target,
+                format_error(error),
+            )
+            continue
+        if not member.is_another(table):
+            return name
+    return None
+
+
+def _folder(tables: StreamTables) -> str:
+    return f"{tables.state}/members"
+
+
+def _path(tables: StreamTables, target: Target) -> str:
+    return object_path(_folder(tables), target)

@@ -1,0 +1,53 @@
+"""Finds the individual records that make an operation fail, by bisection.
+
+The cause need not be known: a partition transform that overflows, a value that has no Parquet statistics, a bug in a
+library.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from frazil.errors import FrazilError
+from frazil.spec.addresses import is_object_store_error
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def is_environment_error(error: Exception) -> bool:
+    """Return whether an error certainly comes from the host or a service, and not from a record.
+
+    Other errors can also come from the host. A record is therefore rejected only if it fails repeatedly, on its own and
+    in memory.
+    """
+    if isinstance(error, OSError):
+        return error.errno is not None or is_object_store_error(error)
+    return isinstance(error, FrazilError | MemoryError)
+
+
+def bisect_failures(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
+    """Call `attempt` on pieces of the records `[0, count)`. Yields `(start, end, result)` for each piece, in order.
+
+    If `attempt` raises for a piece, the piece is bisected. If the piece is one record, the exception is the result.
+    Errors of the environment are raised. With b bad records among n, this takes up to 2b·log2(n) + 1 attempts, and each
+    record is attempted up to log2(n) + 2 times.
+    """
+    if count == 0:
+        return
+    pieces = [(0, count)]
+    while pieces:
+        start, end = pieces.pop()
+        try:
+            yield start, end, attempt(start, end)
+        except Exception as error:
+            if is_environment_error(error):
+                raise
+            if end - start == 1:
+                yield start, end, error
+            else:
+                middle = (start + end) // 2
+                pieces += [(middle, end), (start, middle)]

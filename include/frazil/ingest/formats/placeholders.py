@@ -1,0 +1,153 @@
+"""Finds Debezium's placeholder for a value that an update left unchanged and that the source's log omits.
+
+The placeholder's form depends on the type: see Debezium's `UnchangedToastedPlaceholder` and, for binary columns,
+`binary.handling.mode`. For types that cannot hold a placeholder, the PostgreSQL connector writes null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import uuid
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable, Iterator
+from decimal import Decimal, InvalidOperation
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    UUIDType,
+)
+
+from frazil.ingest.arrow_values import to_mask
+from frazil.ingest.schema_drift import FoundType, SchemaDrift, StructOf
+
+_RECOGNISED_IN_LISTS = (StringType, BinaryType, UUIDType, IntegerType, LongType, DateType)
+
+
+def is_null_ambiguous(kind: IcebergType) -> bool:
+    """Return whether a null in a column of this type may mean that the log omitted the value."""
+    match kind:
+        case ListType():
+            return not isinstance(kind.element_type, _RECOGNISED_IN_LISTS)
+        case MapType():
+            return not isinstance(kind.value_type, StringType)
+        case StructType():
+            return any(field.name == "wkb" for field in kind.fields)  # a geometry or geography
+    return False
+
+
+class PlaceholderFinder:
+    """Finds Debezium's placeholder in columns."""
+
+    def __init__(self, placeholder: str) -> None:
+        data = placeholder.encode()
+        named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
+        in_text = b64encode(data).decode(), urlsafe_b64encode(data).decode(), data.hex()
+        self._text, self._data, self._uuid = placeholder, data, named
+        hstore = json.dumps({placeholder: placeholder}, separators=(",", ":"), ensure_ascii=False)
+        self._texts = [placeholder, hstore, *in_text]
+        self._json_texts = [json.dumps(text, ensure_ascii=False) for text in self._texts]
+        self._element_texts = [placeholder, str(named), in_text[0]]
+        self._numbers = np.frombuffer(data, np.int8).tolist()
+
+    def add_placeholder_field(self, kind: StructType, new_id: Callable[[], int]) -> StructType:
+        """Return the type of an hstore column, with a field that receives the placeholder if JSON allows the field's
+        name.
+        """
+        if self._text in {field.name for field in kind.fields} or set(self._text) & {*'"\\'} or min(self._text) < " ":
+            return kind
+        return StructType(*kind.fields, NestedField(new_id(), self._text, StringType(), required=False))
+
+    def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
+        """Return the drift without the field names that come from a placeholder."""
+        if not drift.new:
+            return drift
+        new = {path: self._remove_field(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
+        return dataclasses.replace(drift, new=new)
+
+    def _remove_field(self, found_type: FoundType) -> FoundType:
+        if isinstance(found_type, StructOf) and self._text in found_type.fields:
+            return StructOf({name: part for name, part in found_type.fields.items() if name != self._text})
+        return found_type
+
+    def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
+        """Return a mask of the placeholders in a column, and the column without the added placeholder field.
+
+        If `as_json`, the values are JSON texts, whatever the column's type.
+        """
+        if as_json:
+            return to_mask(pc.is_in(values, pa.array(self._json_texts, values.type))), values
+        if not pa.types.is_struct(values.type):
+            return self._placeholder_mask(values), values
+        at = values.type.get_field_index(self._text)
+        if at < 0 or at != values.type.num_fields - 1:
+            return np.zeros(len(values), np.bool_), values
+        mask = to_mask(pc.equal(pc.struct_field(values, [at]), self._text))
+        fields = [values.type.field(i) for i in range(at)]
+        parts = [pc.struct_field(values, [i]) for i in range(at)]
+        return mask, pa.StructArray.from_arrays(parts, fields=fields, mask=values.is_null())
+
+    def _placeholder_mask(self, values: pa.Array) -> NDArray[np.bool_]:
+        kind = values.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            return to_mask(pc.is_in(values, pa.array(self._texts, kind)))
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return to_mask(pc.equal(values, pa.scalar(self._data, kind)))
+        found = np.zeros(len(values), np.bool_)
+        if pa.types.is_map(kind):
+            if pa.types.is_string(kind.item_type) or pa.types.is_large_string(kind.item_type):
+                keys, items = (pa.array([self._text], of) for of in (kind.key_type, kind.item_type))
+                found |= _equal_lists(values, values.keys, keys) & _equal_lists(values, values.items, items)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            elements = values.values.storage if _is_uuid(kind.value_type) else values.values
+            for form in self._list_placeholders(kind.value_type):
+                found |= _equal_lists(values, elements, form)
+        return found
+
+    def _list_placeholders(self, element: pa.DataType) -> Iterator[pa.Array]:
+        """Yield each form of the placeholder in a list with elements of this type."""
+        if pa.types.is_string(element) or pa.types.is_large_string(element):
+            yield from (pa.array([text], element) for text in self._element_texts)
+        elif pa.types.is_binary(element) or pa.types.is_large_binary(element):
+            yield pa.array([self._data], element)
+        elif _is_uuid(element):
+            yield pa.array([self._uuid.bytes], element.storage_type)
+        elif pa.types.is_date(element):
+            yield pa.array(self._numbers, pa.int32()).cast(element)
+        elif pa.types.is_decimal(element):
+            try:
+                yield pa.array([Decimal(number) for number in self._numbers], element)
+            except (pa.ArrowInvalid, InvalidOperation):
+                return  # the type cannot hold the placeholder, so no record has it
+        elif pa.types.is_integer(element) or pa.types.is_floating(element):
+            yield pa.array(self._numbers, element)
+
+
+def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray[np.bool_]:
+    """Return a mask of the lists (or maps) whose elements equal `form`. `elements` has the elements of all lists."""
+    offsets = lists.offsets.to_numpy()
+    found = np.zeros(len(lists), np.bool_)
+    rows = np.flatnonzero(to_mask(lists.is_valid()) & (np.diff(offsets) == len(form)))
+    if len(rows):
+        there = elements.take(pa.array((offsets[rows][:, None] + np.arange(len(form))).ravel()))
+        wanted = form.take(pa.array(np.tile(np.arange(len(form)), len(rows))))
+        found[rows] = to_mask(pc.equal(there, wanted)).reshape(len(rows), len(form)).all(axis=1)
+    return found
+
+
+def _is_uuid(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType)

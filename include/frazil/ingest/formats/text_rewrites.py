@@ -1,0 +1,131 @@
+"""Rewrites the JSON texts of columns that declare a lenient cast, a rounding, or values that become null.
+
+The rewritten texts are then read as strictly as any other value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg import types as iceberg
+
+ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
+
+RewriteRule = tuple[str, str]
+"""A pattern for a whole JSON text, and the text's replacement. RE2 takes time linear in the text."""
+
+_INTEGER_RULES: tuple[RewriteRule, ...] = (
+    (r'^"\s*(?:\+|(-?))0*([0-9]+)(?:\.0*)?\s*"$', r"\1\2"),
+    (r"^(-?[0-9]+)\.0+$", r"\1"),
+)
+_NUMBER_RULES: tuple[RewriteRule, ...] = (
+    (r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*"$', r"\1\2"),
+    (r'^"(-?(?:NaN|Infinity))"$', r"\1"),
+)
+_TRIM_RULES: tuple[RewriteRule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
+_SECONDS_RULES: tuple[RewriteRule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
+"""Rules for times in seconds. These may be numbers or strings even without a lenient cast."""
+_RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
+    iceberg.IntegerType: _INTEGER_RULES,
+    iceberg.LongType: _INTEGER_RULES,
+    iceberg.FloatType: _NUMBER_RULES,
+    iceberg.DoubleType: _NUMBER_RULES,
+    iceberg.DecimalType: _TRIM_RULES,
+    iceberg.BooleanType: ((r'^"\s*(?i:true)\s*"$|^"?1"?$', "true"), (r'^"\s*(?i:false)\s*"$|^"?0"?$', "false")),
+    iceberg.StringType: ((r"^(-?[0-9][0-9.eE+-]*|true|false)$", r'"\1"'),),
+    iceberg.DateType: _TRIM_RULES,
+}
+
+
+def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[RewriteRule, ...]:
+    """Return the rules that rewrite other forms of a value to a text of this type."""
+    if unit is not None and isinstance(kind, iceberg.TimestampType | iceberg.TimestamptzType):
+        return _SECONDS_RULES if unit == "s" else _INTEGER_RULES
+    return _RULES.get(type(kind), ())
+
+
+def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
+    """Apply the rules to the texts that match them, and return all texts."""
+    for pattern, replacement in rules:
+        texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
+    return texts
+
+
+def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
+    """Replace the numbers that Debezium writes for dates and times by ISO 8601 texts."""
+
+    def day(text: str) -> str:
+        try:
+            return f'"{date(1970, 1, 1) + timedelta(int(text))}"'
+        except OverflowError:
+            return f'"{text} days since 1970"'
+
+    def time(text: str) -> str:
+        number = int(text)
+        if not 0 <= number < 24 * 3600 * 10**6:
+            return f'"{text} microseconds"'
+        return f'"{(datetime(1, 1, 1, tzinfo=UTC) + timedelta(microseconds=number)).time()}"'
+
+    makers: Mapping[type[iceberg.IcebergType], Callable[[str], str]] = {iceberg.DateType: day, iceberg.TimeType: time}
+    if (make := makers.get(type(kind))) is None:
+        return texts
+    return _change_distinct(texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,19}$"), make)
+
+
+def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
+    """Round the numbers with more than `scale` digits after the point. Other texts stay unchanged."""
+
+    def one(text: str) -> str:
+        number = Decimal(text.strip('"'))
+        if number.adjusted() > 60:
+            return text
+        made = number.quantize(Decimal(1).scaleb(-scale), ROUNDINGS[rounding], Context(prec=200))
+        return text if made == number else f'"{made:f}"'
+
+    with_exponent = r"[0-9]{1,60}(?:\.[0-9]{1,60})?[eE][+-]?[0-9]{1,3}"
+    pattern = rf'^"?-?(?:[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}|{with_exponent})"?$'
+    return _change_distinct(texts, pc.match_substring_regex(texts, pattern), one)
+
+
+def replace_with_null(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
+    """Replace the texts of these values by null. A number has several possible texts, and so has a string with
+    escapes.
+    """
+    plain = {value for value in nulls if isinstance(value, str)}
+    numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
+    exact = [json.dumps(value, ensure_ascii=False) for value in nulls]
+    found = pc.is_in(texts, pa.array(exact, texts.type))
+    if numbers:
+        some = pc.filter(
+            texts, pc.match_substring_regex(texts, r"^-?[0-9]{1,40}(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?$")
+        )
+        same = [text for text in pc.unique(some).to_pylist() if Decimal(text) in numbers]
+        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
+    if plain:
+        some = pc.filter(texts, pc.and_(pc.starts_with(texts, '"'), pc.match_substring(texts, "\\")))
+        same = [text for text in pc.unique(some).to_pylist() if _string_content(text) in plain]
+        found = pc.or_(found, pc.is_in(texts, pa.array(same, texts.type)))
+    return pc.if_else(pc.fill_null(found, False), pa.scalar(None, texts.type), texts)
+
+
+def _string_content(text: str) -> str | None:
+    try:
+        found = json.loads(text, strict=False)
+    except ValueError:
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _change_distinct(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:
+    """Change the texts that the mask selects. `change` is called once for each distinct text."""
+    mask = pc.fill_null(mask, False)
+    if not pc.any(mask).as_py():
+        return texts
+    chosen = pc.filter(texts, mask).dictionary_encode()
+    changed = pa.array(map(change, chosen.dictionary.to_pylist()), texts.type).take(chosen.indices)
+    return pc.replace_with_mask(texts, mask, changed)

@@ -1,0 +1,139 @@
+"""Removes the nulls of required fields inside null values before Parquet's writer sees them.
+
+In Arrow, the fields of a null struct are null, too. Parquet's writer rejects such a column if one of these fields is
+required, although the Parquet format stores no value for the field.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from frazil.ingest.bisection import bisect_failures
+
+
+def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
+    """Return the rows without nulls in required fields inside null values: they become values that nothing reads.
+
+    Raises ArrowInvalid if a required field is null although all enclosing values are present.
+    """
+    if not any(_has_required(field.type) for field in rows.schema):
+        return rows
+    columns = [
+        pa.chunked_array([_fill_array(chunk, chunk, field.type) for chunk in column.chunks], field.type)
+        if _has_required(field.type)
+        else column
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields; `fill_hidden_nulls` raises for
+    invalid ones.
+    """
+    if not _has_required(kind):
+        return array.cast(kind)
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [cast_unchecked(array.field(field.name), field.type) for field in fields]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
+    if pa.types.is_map(kind):
+        keys, items = array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=missing)
+    large = pa.types.is_large_list(kind)
+    offsets = array.offsets.cast(pa.int64() if large else pa.int32())
+    made = pa.LargeListArray if large else pa.ListArray
+    return made.from_arrays(offsets, cast_unchecked(array.values, kind.value_type), type=kind, mask=missing)
+
+
+def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
+    """Map the index of each value that has an invalid null in a required field to an error text.
+
+    The null is valid if a value that encloses the field is null.
+    """
+    found: dict[int, str] = {}
+    if not _has_required(field.type):
+        return found
+    for start, end, tried in bisect_failures(len(array), lambda start, end: _check_array(array[start:end], field)):
+        if isinstance(tried, Exception):
+            found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
+    return found
+
+
+def _check_array(array: pa.Array, field: pa.Field) -> None:
+    fill_hidden_nulls(pa.Table.from_arrays([array], schema=pa.schema([field])))
+
+
+def default_row(schema: pa.Schema) -> pa.Table:
+    """Return one row in which optional columns are null, and required columns are zero or empty."""
+    return pa.Table.from_arrays([_default_array(field) for field in schema], schema=schema)
+
+
+def _default_array(field: pa.Field) -> pa.Array:
+    kind: Any = field.type
+    if field.nullable:
+        return pa.nulls(1, kind)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays([_default_array(part) for part in parts], fields=parts)
+    if isinstance(kind, pa.ExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _without_nulls(pa.nulls(1, kind.storage_type)))
+    return _without_nulls(pa.nulls(1, kind))
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Return whether a null of this type may contain a required field. Keys of maps are ignored; they are not null."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_required(kind.item_type)
+    if not pa.types.is_nested(kind):
+        return False
+    return any(not kind.field(i).nullable or _has_required(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Remove nulls from required fields inside null values of one array.
+
+    `seen` has the entries of `array` that are not inside a null value.
+    """
+    if not _has_required(kind):
+        return array
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    seen = seen.filter(seen.is_valid()) if seen.null_count else seen
+    if pa.types.is_struct(kind):
+        parts = [_fill_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+    if pa.types.is_map(kind):
+        items = _fill_part(array.items, seen.items, kind.item_field)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=kind, mask=missing)
+    elements = _fill_part(array.values, seen.flatten(), kind.value_field)
+    return type(array).from_arrays(array.offsets, elements, type=kind, mask=missing)
+
+
+def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
+    array = _fill_array(array, seen, field.type)
+    if field.nullable or array.null_count == 0:
+        return array
+    if seen.null_count:
+        raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
+    return _without_nulls(array)
+
+
+def _without_nulls(array: pa.Array) -> pa.Array:
+    """Return the array with all values marked as valid. A former null gets the value that the buffers contain."""
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, _without_nulls(array.storage))
+    kind: Any = array.type
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([array.field(i) for i in range(kind.num_fields)], fields=list(kind))
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return type(array).from_arrays(array.offsets, array.values, type=kind)
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)

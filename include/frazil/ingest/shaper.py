@@ -1,0 +1,245 @@
+"""Turns a chunk of records into rows that fit the table. Records that do not fit become rejections.
+
+For tombstones (records without a value), the key columns are filled from the record key. Record keys are decoded with
+the same format as values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal, localcontext
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import TruncateTransform
+from pyiceberg.types import DecimalType, NestedField
+
+from frazil.errors import SpecError
+from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
+from frazil.ingest.binary_column import NULL
+from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
+from frazil.ingest.changes import ChangeReader
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import OffsetRange, StageContext
+from frazil.ingest.coordinates import CoordinateColumns, record_schema
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
+from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
+from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
+from frazil.ingest.key_header_columns import KeyHeaderReader
+from frazil.ingest.partitioning import column_of
+from frazil.ingest.record_files import RowChunk
+from frazil.ingest.schema_drift import SchemaDrift, join_drift
+from frazil.ingest.sensitive import Protector
+from frazil.spec.type_ends import find_limits
+
+
+class Shaper:
+    """Turns chunks into rows of the table. A record's result does not depend on other records."""
+
+    def __init__(
+        self,
+        context: StageContext,
+        schema: Schema,
+        ranges: Sequence[OffsetRange],
+        *,
+        decode: Decoder,
+        protect: Protector | None = None,
+    ) -> None:
+        self._decode = decode
+        self._protect = protect
+        self._transforms = context.transform is not None
+        # With a transform, keys and headers are fields of `records`, which the decoder fills.
+        beside = {} if self._transforms else context.beside
+        self._beside = KeyHeaderReader(record_schema(schema, context.coordinates), beside)
+        self._changes = ChangeReader(context.changes, create_key_decoder(context, schema)) if context.changes else None
+        unnests = context.transform is not None and bool(context.transform.unnested)
+        self._several = unnests or has_several_rows(context.record_format)
+        lines = unnests or has_lines(context.record_format)
+        self._coordinates = CoordinateColumns(schema, ranges, wanted=context.coordinates, lines=lines)
+        self._schema = schema
+        self._lowest = list(find_lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
+        self._event_time = context.event_time_column
+        self._within = context.event_times_us
+        self._quote: Quoter = (lambda _, __: None) if self._transforms else create_quoter(context.record_format)
+        self._units = context.record_units
+        self.drift = SchemaDrift()
+        """Schema drift of all records so far."""
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        """Return rows with the table's schema. Records outside a backfill's time range are omitted.
+
+        A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
+        letter. The records' schema drift is added to `drift`.
+        """
+        decoded = self.decode(chunk)
+        if self._several:
+            decoded = drop_incomplete_records(decoded)
+        rows = self._coordinates.add_to(decoded.rows, chunk, decoded.kept)
+        shaped = dataclasses.replace(decoded, rows=rows)
+        if within := self._within:
+            times = self.event_times(rows)
+            wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
+            if self._several:
+                wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
+            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
+        wrong = {
+            **self._coordinates.find_out_of_range(chunk, shaped.kept),
+            **self._find_untruncatable(shaped.rows),
+            **self._find_out_of_range(chunk, shaped),
+        }
+        found = _reject_rows(shaped, wrong) if wrong else shaped
+        return drop_incomplete_records(found) if self._several else found
+
+    def first_row_mask(self, kept: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Return a mask of each record's first row; None if all have one row. Row i comes from record `kept[i]`."""
+        return number_rows(kept) == 0 if self._several else None
+
+    def decode(self, chunk: Chunk) -> DecodedChunk:
+        """Decode the chunk to rows without coordinates, and add its schema drift to `drift`. Ranges of values are not
+        checked.
+        """
+        if isinstance(chunk, RowChunk):
+            if self._protect:
+                raise SpecError(
+                    "rows of Parquet files cannot be backfilled into a stream with sensitive fields: their values may "
+                    "or may not be protected already. Backfill from Kafka, or from JSON lines"
+                )
+            if not self._transforms:
+                return DecodedChunk(chunk.rows, np.arange(len(chunk)))
+        decoded = self._decode(chunk)
+        if drift := decoded.drift:
+            if self._protect:  # a field's name may contain a sensitive value
+                drift = dataclasses.replace(drift, names=())
+            self.drift = join_drift([self.drift, drift])
+        if self._changes:
+            decoded = self._changes.add_tombstones(decoded, chunk)
+        whole = self._beside(decoded, chunk)
+        if self._changes:
+            whole = self._changes(whole, chunk)
+        return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
+
+    def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for row, moment in find_out_of_range(shaped.rows).items():
+            record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
+            found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
+        return found
+
+    def _find_untruncatable(self, rows: pa.Table) -> dict[int, str]:
+        """Map the index of each row with a value that a partition field cannot truncate to an error text."""
+        found: dict[int, str] = {}
+        for field, lowest in self._lowest:
+            values = column_of(rows, self._schema, field.source_id)
+            below = pc.less(values, pa.scalar(lowest, values.type)).fill_null(False)
+            name = self._schema.find_column_name(field.source_id)
+            for row in np.flatnonzero(below.to_numpy(zero_copy_only=False)).tolist():
+                found[row] = f"{name}: {values[row].as_py()} is too low for the partition field {field.name}"
+        return found
+
+    def event_times(self, rows: pa.Table) -> pa.Array:
+        """Return the event times in microseconds since the epoch."""
+        return rows.column(self._event_time).combine_chunks().cast(pa.int64())
+
+
+def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Quoter, units: Mapping[str, Unit]) -> str:
+    """Return the error text for a date or time out of range. If `record` is given, it quotes the value as sent.
+
+    `units` maps a column's full name to the encoding of its values.
+    """
+    words = None if record is None else quote(record, record_path(moment.path, units))
+    unit = unit_of(units.get(".".join(moment.path)))
+    return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
+
+
+def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
+    """Yield each partition field that truncates numbers, with the lowest number that it can truncate.
+
+    Truncating a lower number gives a result outside the range of the column's type.
+    """
+    for field in spec.fields:
+        kind = schema.find_type(field.source_id)
+        if isinstance(field.transform, TruncateTransform) and (ends := find_limits(kind)):
+            lowest = -(-ends[0] // field.transform.width * field.transform.width)
+            yield field, _to_decimal(lowest, kind) if isinstance(kind, DecimalType) else lowest
+
+
+def _to_decimal(number: int, kind: DecimalType) -> Decimal:
+    with localcontext(prec=2 * kind.precision):
+        return Decimal(number).scaleb(-kind.scale)
+
+
+def _reject_rows(shaped: DecodedChunk, wrong: Mapping[int, str]) -> DecodedChunk:
+    """Turn these rows into rejections. `wrong` maps a row to its error text."""
+    rows = np.array(sorted(wrong))
+    good = np.ones(len(shaped.kept), bool)
+    good[rows] = False
+    rejections = [Rejection(int(shaped.kept[row]), OUT_OF_RANGE, wrong[row]) for row in rows.tolist()]
+    return dataclasses.replace(
+        shaped,
+        rows=shaped.rows.filter(pa.array(good)),
+        kept=shaped.kept[good],
+        rejections=[*shaped.rejections, *rejections],
+    )
+
+
+PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
+"""The object in which Kafka Connect sends JSON with a schema, `{schema, payload}`, and the id of its first field."""
+
+
+def create_key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
+    """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the record key."""
+    if context.changes is None or not context.changes.key_fields:
+        return None
+    key = schema.select(*context.changes.key_fields)
+    units = {
+        key.find_field(name).field_id: unit for name, unit in context.record_units.items() if name in key.column_names
+    }
+    of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
+    make = partial(create_decoder, without_unwrap(context.record_format))
+    return KeyDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)
+
+
+class KeyDecoder:
+    """Decodes record keys to rows of the key columns. The keys are passed as the values of a chunk."""
+
+    def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:
+        plain = [field.model_copy(update={"required": False}) for field in key.fields]
+        # With a column of this name, keys with and without a schema look the same.
+        self._wrapped = PAYLOAD not in key.column_names
+        inner: list[NestedField] = []
+        of_inner: dict[int, Unit] = {}
+        for n, field in enumerate(plain if self._wrapped else []):
+            inner.append(field.model_copy(update={"field_id": PAYLOAD_IDS + n, "name": f"{PAYLOAD}.{field.name}"}))
+            of_inner[PAYLOAD_IDS + n] = with_path((PAYLOAD, field.name), units.get(field.field_id))
+        self._schema = schema_to_pyarrow(Schema(*plain), include_field_ids=True)
+        self._decode = make(Schema(*plain, *inner), {**units, **of_inner})
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        there = np.flatnonzero(chunk.values.lengths != NULL)
+        decoded = self._decode(Chunk.of_column(chunk.values.take(there))).with_indexes(there)
+        columns = [self._merge_payload(field.name, decoded.rows) for field in self._schema]
+        wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
+        for field, column in zip(self._schema, columns, strict=True):
+            text = f"the record's key: {field.name}: required, and missing or null"
+            missing = decoded.kept[column.is_null().to_numpy(zero_copy_only=False)]
+            for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
+                wrong.setdefault(index, Rejection(index, "MissingRequired", text))
+        good = ~np.isin(decoded.kept, np.array([*wrong], np.int64))
+        rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
+        return DecodedChunk(rows, decoded.kept[good], [wrong[index] for index in sorted(wrong)])
+
+    def _merge_payload(self, name: str, rows: pa.Table) -> pa.Array:
+        own = rows.column(name).combine_chunks()
+        if not self._wrapped:
+            return own
+        within = rows.column(f"{PAYLOAD}.{name}").combine_chunks()
+        if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
+            return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
+        return pc.coalesce(own, within)

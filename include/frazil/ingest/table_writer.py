@@ -1,0 +1,267 @@
+"""Buffers a task's rows by partition, in limited memory, so that few large files are written."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io import FileIO
+
+from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
+from frazil.ingest.encodings import MAX_SAMPLED_ROWS, Encodings, choose_encodings
+from frazil.ingest.parquet import FileLayout, ParquetFile, encode_partition
+from frazil.ingest.partitioning import sort_rows, split_by_partition
+
+MAX_BUFFER_BYTES = 256 * 2**20
+"""Maximum Arrow bytes that a writer buffers. Above this, it writes the partition with the most buffered bytes."""
+MAX_OPEN_BYTES = 512 * 2**20
+"""Maximum bytes of a writer's open files in memory. Above this, it closes the least recently written file."""
+INITIAL_EXPANSION = 3.0
+"""Estimate of Arrow bytes per Parquet byte, used until the first write has measured this ratio."""
+MAX_MERGED_BYTES = 2**20
+"""Maximum size in bytes of a buffered table that is merged with others. Larger tables have relatively little
+overhead.
+"""
+MIN_MERGED_TABLES = 8
+MAX_UNSPLIT_BYTES = 64 * 2**20
+"""Maximum bytes of rows that are buffered before they are split by partition. Splitting fewer rows would make tiny
+parts.
+"""
+MIN_PART_ROWS = 512
+"""Minimum average number of rows per partition with which an added table is split immediately.
+
+Splitting off a part costs as much as handling about this many rows.
+"""
+COLUMN_OVERHEAD_BYTES = 512
+"""Approximate bytes of memory for each column of a table, in addition to its values."""
+
+
+@dataclass
+class _Partition:
+    """One partition: its buffered rows, and the open file with its earlier rows."""
+
+    values: tuple[Any, ...]
+    rows: list[pa.Table] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    bytes: int = 0
+    file: ParquetFile | None = None
+    retained: int = 0
+    """Approximate bytes of the last row group that the open file keeps in memory."""
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows. Small tables of similar size are merged, because each table has kilobytes of overhead."""
+        self._append(rows)
+        while (alike := self._count_mergeable()) >= MIN_MERGED_TABLES:
+            merged = pa.concat_tables(self.rows[-alike:]).combine_chunks()
+            self.bytes -= sum(self.sizes[-alike:])
+            del self.rows[-alike:], self.sizes[-alike:]
+            self._append(merged)
+
+    def _append(self, rows: pa.Table) -> None:
+        size = held_bytes(rows)
+        self.rows.append(rows)
+        self.sizes.append(size)
+        self.bytes += size
+
+    def _count_mergeable(self) -> int:
+        """Count the tables at the end of the list that are small, and at most twice as large as the last table."""
+        max_bytes = min(2 * self.sizes[-1], MAX_MERGED_BYTES)
+        return sum(1 for _ in takewhile(lambda size: size <= max_bytes, reversed(self.sizes)))
+
+
+def held_bytes(rows: pa.Table) -> int:
+    """Return the bytes that a table keeps in memory.
+
+    This includes its overhead, and its whole buffers even if the table uses only a part of them.
+    """
+    buffers: int = rows.get_total_buffer_size()
+    return buffers + COLUMN_OVERHEAD_BYTES * len(rows.column_names)
+
+
+class TableWriter:
+    """Writes a task's rows of one table.
+
+    A partition gets a second file only if its first file reached the target size, or was closed because open files took
+    too much memory. With a sort order, rows are buffered until they fill a file, so that the whole file is sorted. If
+    memory is short, they are written earlier.
+    """
+
+    def __init__(  # noqa: PLR0913 - tests set the two limits
+        self,
+        table: TargetTable,
+        target: Target,
+        *,
+        io: FileIO,
+        file_name: Callable[[], str],
+        buffer_bytes: int = MAX_BUFFER_BYTES,
+        open_bytes: int = MAX_OPEN_BYTES,
+        layout: FileLayout | None = None,
+    ) -> None:
+        """`layout` is the table's file layout; None to parse it from `table`."""
+        self._layout = layout or FileLayout.of(table, target)
+        self._folder = table.folder
+        self._target_bytes = table.target_file_bytes
+        self._io: FileIO | None = io
+        self._file_name = file_name
+        self._buffer_bytes = buffer_bytes
+        self._unsplit_bytes = min(MAX_UNSPLIT_BYTES, buffer_bytes // 4)
+        self._open_bytes = open_bytes
+        self._expansion = INITIAL_EXPANSION
+        self._parts = 0
+        """Number of partitions that the last split found."""
+        self._encodings = Encodings([], {})
+        self._sampled = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._gathered: dict[PartitionKey, _Partition] = {}
+        self._unsplit: list[pa.Table] = []
+        self._unsplit_held = 0
+        self._held = 0
+        self._open: dict[int, _Partition] = {}  # the key is `id(gathered)`; least recently written first
+        self._retained = 0
+        self._staged: list[StagedFile] = []
+
+    @property
+    def layout(self) -> FileLayout:
+        return self._layout
+
+    @property
+    def held(self) -> int:
+        """Bytes of buffered rows in memory."""
+        return self._held
+
+    def release(self) -> None:
+        """Write out the partition that buffers the most bytes, and close its file."""
+        self._split()
+        largest = max(self._gathered.values(), key=lambda g: g.bytes, default=None)
+        if largest is not None:
+            self._flush(largest)
+            if largest.file is not None:
+                self._close(largest, largest.file)
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows with the table's schema, in any order of partitions."""
+        if rows.num_rows:
+            self._unsplit.append(rows)
+            self._unsplit_held += (size := held_bytes(rows))
+            self._held += size
+        if rows.num_rows >= MIN_PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
+            self._split()
+        while self._held > self._buffer_bytes:
+            self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
+
+    def _split(self) -> None:
+        """Move the buffered rows to their partitions."""
+        if not self._unsplit:
+            return
+        rows = pa.concat_tables(self._unsplit).combine_chunks()
+        self._held -= self._unsplit_held
+        self._unsplit, self._unsplit_held = [], 0
+        self._parts = 0
+        for part in split_by_partition(rows, self._layout.schema, self._layout.spec):
+            self._parts += 1
+            key = encode_partition(self._layout, part.values)
+            gathered = self._gathered.setdefault(key, _Partition(part.values))
+            self._held -= gathered.bytes
+            gathered.add(part.rows)
+            self._held += gathered.bytes
+            if gathered.bytes >= self._min_write_bytes():
+                self._flush(gathered)
+
+    def rehearse(self, rows: pa.Table) -> None:
+        """Write these rows in memory only. Raises the same errors as `add` and `finish` would."""
+        trial = copy.copy(self)
+        trial._io = None
+        trial._reset()
+        trial.add(rows)
+        trial.finish()
+
+    def finish(self) -> list[StagedFile]:
+        """Write the buffered rows and close every file."""
+        self._split()
+        for gathered in self._gathered.values():
+            self._flush(gathered)
+            if gathered.file is not None:
+                self._close(gathered, gathered.file)
+        return self._staged
+
+    def abort(self) -> None:
+        """Remove every file of this writer. `frazil.commit.sweep` removes those that cannot be removed now."""
+        for gathered in self._gathered.values():
+            if gathered.file is not None:
+                with contextlib.suppress(Exception):
+                    gathered.file.remove()
+        for staged in self._staged:
+            with contextlib.suppress(Exception):
+                if self._io:
+                    self._io.delete(staged.path)
+
+    def _min_write_bytes(self) -> float:
+        """Return the minimum number of buffered Arrow bytes at which a partition is written.
+
+        This is the size of a row group or, with a sort order, of a whole file.
+        """
+        file_bytes = self._target_bytes * self._expansion
+        if self._layout.order.is_unsorted:
+            return min(self._layout.row_group_bytes, file_bytes)
+        return file_bytes
+
+    def _flush(self, gathered: _Partition) -> None:
+        if not gathered.rows:
+            return
+        rows = sort_rows(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
+        if gathered.file is None:
+            path = f"{self._folder}/{self._file_name()}"
+            gathered.file = ParquetFile(
+                self._io, path, self._layout, gathered.values, encodings=self._encodings_for(rows)
+            )
+        before = gathered.file.bytes
+        gathered.file.write(rows)
+        self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
+        self._held -= gathered.bytes
+        self._set_retained(gathered, self._layout.retained_bytes(gathered.bytes))
+        gathered.rows, gathered.sizes, gathered.bytes = [], [], 0
+        if gathered.file.bytes >= self._target_bytes:
+            self._close(gathered, gathered.file)
+        while self._retained > self._open_bytes:
+            oldest = next(iter(self._open.values()))
+            assert oldest.file
+            self._close(oldest, oldest.file)
+
+    def _encodings_for(self, rows: pa.Table) -> Encodings:
+        """Return the encodings for a file that begins with these rows.
+
+        They are chosen again for later files, until a file has begun with enough rows for a reliable choice.
+        """
+        if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
+            self._sampled = rows.num_rows
+            self._encodings = choose_encodings(rows, modern=self._layout.allows_v2)
+        return self._encodings
+
+    def _set_retained(self, gathered: _Partition, size: int) -> None:
+        """Store the number of bytes that the partition's open file keeps in memory; 0 if it has no open file."""
+        self._retained += size - gathered.retained
+        gathered.retained = size
+        self._open.pop(id(gathered), None)
+        if size:
+            self._open[id(gathered)] = gathered
+
+    def _close(self, gathered: _Partition, file: ParquetFile) -> None:
+        self._staged.append(file.close())
+        gathered.file = None
+        self._set_retained(gathered, 0)
+
+
+def file_namer(task: int, attempt: int) -> Callable[[], str]:
+    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`.
+
+    An attempt's files can be found by this name.
+    """
+    return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

@@ -1,0 +1,139 @@
+"""Decodes each record of a routed stream with the columns of its table.
+
+Tables of one route may have different columns, because each gets columns for the new fields of its own records. A first
+pass decodes only the column that selects the table, with the type that it has in the default table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+
+from frazil.ingest.chunk import Chunk
+from frazil.ingest.contract import StageContext, Target, is_routed
+from frazil.ingest.decode import DecodedChunk, Decoder
+from frazil.ingest.formats.fields import may_have_aliases
+from frazil.ingest.routed_writers import other_names
+from frazil.ingest.stage_components import open_decoder, select_value_columns
+from frazil.spec.formats import envelope_of, parse_format
+from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+
+FIRST_PASS: Target = ".first-pass"
+"""The target of chunks that are decoded only to find out to which tables their records go."""
+
+
+def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
+    """Map each target to a target with the same columns, so that their records share a decoder.
+
+    Returns None if one decoder is enough for all records, as with a transform. The map is empty if tables may evolve,
+    because a decoder reports new fields for one table only.
+    """
+    routed = [target for target in context.targets if is_routed(target)]
+    if (
+        context.destinations is None
+        or context.transform
+        or parse_format(context.record_format).type not in FORMATS_WITH_FIELD_NAMES
+    ):
+        return None
+    if context.evolution != "off":
+        return {}
+    known: dict[str, pa.Schema] = {}
+    for target in ("main", *routed):
+        text = context.targets[target].schema_json
+        if text not in known:
+            known[text] = schema_to_pyarrow(Schema.model_validate_json(text), include_field_ids=False)
+    main = known[context.main.schema_json]
+    found = {target: "main" for target in routed if known[context.targets[target].schema_json].equals(main)}
+    return None if len(found) == len(routed) else found
+
+
+def context_for_target(context: StageContext, target: Target) -> StageContext:
+    """Return the context for decoding a target's records, with the column names of the target's table."""
+    if target == FIRST_PASS:
+        return _first_pass_context(context)
+    if not is_routed(target):
+        return context
+    own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
+    schema = Schema.model_validate_json(own.schema_json)
+    columns = set(schema.column_names)
+    names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+    called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
+
+    def own_names(columns: Iterable[str]) -> tuple[str, ...]:
+        first_rest = (column.partition(".") for column in columns)
+        return tuple(called.get(first, first) + dot + rest for first, dot, rest in first_rest)
+
+    if changes:
+        changes = dataclasses.replace(
+            changes,
+            key=own_names(changes.key),
+            required=own_names(changes.required),
+            key_fields=own_names(changes.key_fields),
+            delete_column=changes.delete_column and called.get(changes.delete_column, changes.delete_column),
+        )
+    if sensitive:
+        moved = zip(own_names(sensitive["fields"]), sensitive["fields"].values(), strict=True)
+        sensitive["fields"] = dict(moved)
+    found = zip(own_names(context.units), context.units.values(), strict=True)
+    units = {name: unit for name, unit in found if name in columns}
+    aliases = {name: column for name, column in called.items() if may_have_aliases(units.get(column))}
+    return dataclasses.replace(
+        context,
+        targets={**context.targets, "main": own},
+        units=units,
+        aliases={name: schema.find_field(column).field_id for name, column in aliases.items()},
+        changes=changes,
+        sensitive=sensitive,
+    )
+
+
+def _first_pass_context(context: StageContext) -> StageContext:
+    """Return the context for decoding only the column that selects the table.
+
+    For an upsert stream, the key and the columns that an envelope fills are decoded, too.
+    """
+    assert context.destinations is not None
+    envelope, changes = envelope_of(parse_format(context.record_format)), context.changes
+    names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}
+    schema = Schema.model_validate_json(context.main.schema_json)
+    schema = Schema(*(field for field in schema.fields if field.name in names))
+    main = dataclasses.replace(
+        context.main, schema_json=schema.model_dump_json(), spec_json=PartitionSpec().model_dump_json()
+    )
+    ids = {field.field_id for field in schema.fields}
+    return dataclasses.replace(
+        context,
+        targets={**context.targets, "main": main},
+        units={name: unit for name, unit in context.units.items() if name in names},
+        beside_value={name: header for name, header in context.beside_value.items() if name in names},
+        aliases={name: field_id for name, field_id in context.aliases.items() if field_id in ids},
+        changes=changes and dataclasses.replace(changes, required=(), delete_column=None, delete_values=()),
+        evolution="off",
+    )
+
+
+class TargetDecoder:
+    """Decodes each chunk with the columns of the chunk's target."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._made: dict[Target, Decoder] = {}
+
+    def __call__(self, chunk: Chunk) -> DecodedChunk:
+        if chunk.target not in self._made:
+            context = context_for_target(self._context, chunk.target)
+            schema = Schema.model_validate_json(context.main.schema_json)
+            needs_no_value = chunk.target == FIRST_PASS and not select_value_columns(context, schema).fields
+            self._made[chunk.target] = _decode_without_columns if needs_no_value else open_decoder(context, schema)
+        return self._made[chunk.target](chunk)
+
+
+def _decode_without_columns(chunk: Chunk) -> DecodedChunk:
+    """Return a row without columns for each record, whose key or header selects its table."""
+    return DecodedChunk(pa.table({}), np.arange(len(chunk)))
