@@ -103,3 +103,11 @@ def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
         FAN_IN,
     ]
     assert world.rows() == [(0, number) for number in range(2 * FAN_IN + 1)]
+
+
+def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
+    committer = world.begin()
+    with world.load().transaction() as change:
+        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
+    commit(world, committer, 0, 2 * FAN_IN)
+    assert len(manifests(world)) == 2 * FAN_IN
