@@ -181,7 +181,9 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
     spec = specs[0]
     grain, name = Grain(spec.window or ""), signalled_as(spec)
-    signals = dataclasses.replace(signals, group=name if name != spec.table.identifier else None)
+    group = name if name != spec.table.identifier else None
+    if group != signals.group:
+        signals = dataclasses.replace(signals, group=group, since=signals.number)
     feeds = find_feeds(table, specs, decided)
     cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
