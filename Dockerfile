@@ -28,6 +28,7 @@ ENV FRAZIL_JARS=/opt/frazil/.jars \
 # What changes least comes first: the pinned dependencies, then the package, then the project.
 COPY --chown=frazil requirements.txt ./
 COPY --chown=frazil pyproject.toml README.md ./
+COPY --chown=frazil docs/runbook.md docs/runbook.md
 COPY --chown=frazil include/frazil include/frazil
 RUN python -m venv .venv \
  && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -70,20 +71,26 @@ class DemoParts:
         """Set the environment of this process, and so of all that it starts, to the demo's home."""
         for name in [name for name in os.environ if name.startswith("PYICEBERG_")]:
             del os.environ[name]
-        os.environ |= {
-            MARK: str(self.home),
+        environment = {
             "FRAZIL_HOME": str(self.home),
             "FRAZIL_STREAMS": str(self._streams),
             "FRAZIL_AGGREGATIONS": str(self._checkout / "include" / "aggregations"),
             "FRAZIL_KAFKA": self.kafka.bootstrap,
             "PYICEBERG_HOME": str(self.home),
         }
+        # `frazil status` finds the demo here: see `frazil.cli.main.enter_running_demo`.
+        self._environment.write_text(json.dumps({"pid": os.getpid(), "environment": environment}))
+        os.environ |= {MARK: str(self.home), **environment}
 
     def make_home(self) -> None:
         """Remove the table, topic and Airflow of an earlier demo."""
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(parents=True)
         (self.home / ".pyiceberg.yaml").write_text(_CONFIG)
+
+    @property
+    def _environment(self) -> Path:
+        return self.home.with_suffix(".json")
 
     @property
     def _streams(self) -> Path:
@@ -112,6 +119,7 @@ class DemoParts:
 
         Processes that still run then, such as a writer that was being launched, are found by their environment.
         """
+        self._environment.unlink(missing_ok=True)
         self.airflow.stop()
         if self.run_folder.is_dir():
             _end_writer(open_launcher(self._stream, folder=self.run_folder))

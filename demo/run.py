@@ -110,11 +110,12 @@ class Demo:
     def _start_airflow(self) -> None:
         self._screen.say("starting Airflow …")
         self._parts.airflow.start()
+        self._screen.say(f"{sign_in(self._parts)}. `.venv/bin/frazil status flights` shows the stream")
         client = self._parts.airflow.client()
         for dag_id in (WRITER_DAG, *DAY_DAGS):
             client.wait_for_dag(dag_id, within_s=180)
         client.set_paused(WRITER_DAG, False)
-        self._screen.say(f"{self._parts.airflow.url} runs; its DAG {WRITER_DAG} launches the writer …")
+        self._screen.say(f"its DAG {WRITER_DAG} launches the writer …")
 
     def _watch(self, *, until: int) -> None:
         """Send due flights and show progress until the given number of records is committed."""
@@ -216,9 +217,14 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     lines.append(f"result      {result}, after {outcome.seconds:.0f} s")
     lines += [
         f"table       {_shown(outcome.location)}",
-        f"Airflow     {parts.airflow.url}   sign in as admin with the password {parts.airflow.password}",
+        f"Airflow     {sign_in(parts)}",
     ]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def sign_in(parts: DemoParts) -> str:
+    """Return the address of Airflow, with user and password."""
+    return f"{parts.airflow.url}: sign in as admin with the password {parts.airflow.password}"
 
 
 def _shown(location: str) -> str:

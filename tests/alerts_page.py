@@ -61,7 +61,7 @@ RULES = {
     "delete-files": Rule("delete-files"),
     "deleted-rows": Rule("deleted-rows"),
     "since-compaction": Rule("since-compaction"),
-    "freshness": Rule("freshness"),
+    "freshness": Rule("freshness", Hold.NONE),
     "lag": Rule("lag"),
     "declaration": Rule(None, Hold.NONE),
     "table": Rule(None, Hold.NONE),

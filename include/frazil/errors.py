@@ -15,6 +15,7 @@ FrazilError                  exit  restart?
 ├── CommitRefused             19   no   the catalog refuses a request; retrying does not help
 ├── StaleBatch                20   yes  the batch does not start at the marker's offsets: stage it again
 ├── CommitUnavailable         21   yes  the catalog could not be reached, or every commit failed, for too long
+│   ├── StorageUnavailable    32   yes  the storage could not be reached, is full or read-only, for too long
 │   └── TableLost             25   yes  the stream's own table is not in the catalog, or another table has its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
 │   └── TopicMissing          24   yes  the brokers respond, but do not have the topic (yet)
@@ -89,6 +90,9 @@ class StaleBatch(FrazilError, exit_code=20, restartable=True): ...
 
 
 class CommitUnavailable(FrazilError, exit_code=21, restartable=True): ...
+
+
+class StorageUnavailable(CommitUnavailable, exit_code=32): ...
 
 
 class TableLost(CommitUnavailable, exit_code=25): ...

@@ -174,10 +174,12 @@ class TableEvolved:
 
 @dataclass(frozen=True, slots=True)
 class OutageMet:
-    """The catalog or the storage failed, and the writer retries. The outage is over when the next phase begins."""
+    """A service failed, and the writer retries. The outage is over when the next phase begins."""
 
     sentence: str
     """What failed, how, and what the writer does next."""
+    code: int | None = None
+    """The exit code of the error, which names the service; None if no single service failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     words = dict(zip(page.locator(f"{ROWS} .name").all_inner_texts(), states, strict=True))
     assert list(words)[:3] == ["wishes", "payments", "clicks"]
     assert words["payments"] == "given up"
-    assert words["inventory"] == "waits for catalog or storage"
+    assert words["inventory"] == "catalog unavailable"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
     for said in ("its key has expired", "37,970 records wait", "quality gates hold back 1 window", "are dead letters"):
@@ -192,8 +192,13 @@ def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_
 def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_table_and_back(open_page: Open):
     page = open_page(f"{PAGE}#/stream/clicks")
     settled(page, "clicks")
-    for picture in ("Records per second, by commit since", "Lag in records since"):
+    for picture in ("Records per second: written, and arrived", "Lag in records since"):
         expect(page.get_by_role("img", name=picture)).to_be_visible()
+    axes = page.locator(".charts .chart svg").evaluate_all(
+        "all => all.map(one => [...one.querySelectorAll(':scope > text')].slice(-3).map(text => text.textContent))"
+    )
+    assert len(axes) > 2
+    assert len({*map(tuple, axes)}) == 1, "all share one time axis"
     titles = page.locator(".chart h3").all_inner_texts()
     assert len({*titles}) == len(titles)
     before, after = page.evaluate(DRAWN)  # a pause of minutes is a gap, and each minute a step
@@ -203,6 +208,23 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
         assert "1 bytes" not in axis["labels"]
         assert not axis["covered"], "the first bar is beside the labels"
         assert bool(axis["labels"]) != axis["says"].startswith("Always 0")
+    page.get_by_role("button", name="24 hours").click()
+    assert page.url.endswith("#/stream/clicks?hours=24")
+    settled(page, "clicks")
+    chart = page.locator(".charts .chart svg").first.bounding_box()
+    assert chart is not None
+    page.mouse.move(chart["x"] + chart["width"] * 0.3, chart["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(chart["x"] + chart["width"] * 0.8, chart["y"] + 20)
+    page.mouse.up()
+    span = page.locator(".recorded .chips .soft")
+    expect(span).to_contain_text(" to ")
+    shown = span.inner_text()
+    page.reload()
+    settled(page, "clicks")
+    expect(span).to_have_text(shown)
+    page.get_by_role("button", name="6 hours").click()
+    expect(span).to_have_count(0)
     heat = page.locator(".heat li")
     expect(heat).to_have_count(8)
     expect(page.locator(".heat .holds")).to_have_text(re.compile("^5"))

@@ -114,9 +114,20 @@ def cells(*keys: str) -> list[dict[str, Any]]:
 )
 def test_each_hour_of_few_windows_has_room_for_its_name(page: Page, keys: list[str], columns: list[str]) -> None:
     page.evaluate(PART, {"name": "windows", "view": {"calendar": {"grain": "hour", "cells": cells(*keys)}}})
+    page.set_viewport_size({"width": 1000, "height": 300})
     names = page.locator("thead th")
     expect(names).to_have_text(columns)
     assert {width >= 22 for width in names.evaluate_all("all => all.map(one => one.clientWidth)")} == {True}
+
+
+def test_on_a_narrow_screen_a_day_of_hours_is_seen_whole_and_each_hour_has_its_name(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    keys = [f"2026-11-2{day}T{hour:02}" for day in (3, 4) for hour in range(24)]
+    page.evaluate(PART, {"name": "windows", "view": {"calendar": {"grain": "hour", "cells": cells(*keys)}}})
+    seen = "one => [one.getBoundingClientRect().right, getComputedStyle(one.parentNode, '::before').content]"
+    shown = page.locator(".calendar .cell").evaluate_all(f"all => all.map({seen})")
+    assert max(right for right, _ in shown) <= 390
+    assert [name for _, name in shown] == [f'"{hour:02}"' for hour in range(24)] * 2
 
 
 def test_on_a_narrow_screen_the_whole_picture_of_the_snapshots_is_seen_in_words_of_a_size_to_be_read(

@@ -602,6 +602,31 @@ def run_for_day(file: str, dag_id: str, key: str) -> dict[str, Any]:
         return {"tasks": tasks, "events": [[event.asset.name, event.partition_key] for event in sent]}
 
 
+def run_for_events(files: str, dag_id: str, key: str, events: Mapping[str, Sequence[Any]]) -> Any:
+    """What the task `count` of a DAG returns in a run for the partition `key`, started by these events of assets."""
+    from airflow.models import dagrun
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    made = dagrun.get_or_create_dagrun
+
+    def started(*arguments: Any, **named: Any) -> Any:
+        found, session = made(*arguments, **named), named["session"]
+        found.partition_key, found.run_type = key, "asset_triggered"
+        for name, extras in events.items():
+            asset = session.scalars(select(AssetModel).where(AssetModel.name == name)).one()
+            found.consumed_asset_events.extend(AssetEvent(asset_id=asset.id, extra=extra) for extra in extras)
+        session.commit()
+        return found
+
+    with patch.object(dagrun, "get_or_create_dagrun", started):
+        done = dags(files)[dag_id].test()
+    with create_session() as session:
+        (count,) = done.get_task_instances(session=session)
+        return count.xcom_pull(task_ids="count", session=session)
+
+
 def schedules(file: str, requested: Sequence[tuple[str, str, str]]) -> dict[str, Any]:
     """The day that each DAG makes of an asset's key, the keys that the day needs, and the assets of each DAG.
 

@@ -169,7 +169,7 @@ def test_an_unreachable_kafka_does_not_keep_an_old_commit_fresh(
         return found
 
     old = timedelta(minutes=16)
-    assert [*fired(timedelta(0)), *fired(old), *fired(old + HALF)] == []
-    (alert,) = fired(old + 2 * HALF)
+    assert fired(timedelta(0)) == []
+    (alert,) = fired(old)
     assert alert["rule"] == "freshness:rides"
-    assert "its lag is unknown (no broker at 127.0.0.1:1 answers): last commit" in alert["sentence"]
+    assert "while records may wait; the lag is unknown (no broker at 127.0.0.1:1 answers)" in alert["sentence"]

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from frazil.airflow.partitions.tasks import facts
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
+from tests.dags.test_sensors import Flow
 from tests.pages import CHECKOUT, all_blocks
 
+TEAM = "docs/how-to/start-when-complete.md"
 INSTALL = "docs/how-to/install.md"
 NOTIFIERS = "docs/how-to/send-alerts.md"
 """It needs providers that are not installed here: tests/dags/test_notifications.py."""
@@ -31,4 +36,59 @@ def test_the_dag_files_of_the_pages_parse(
     assert sorted(whole["dags"]) == sorted(parsed["dags"])
     rest = parse(others, home=tmp_path / "airflow-of-others")
     assert (rest["errors"], rest["warnings"]) == ({}, [])
-    assert sorted(rest["dags"]) == ["frazil_health", "report"]
+    assert sorted(rest["dags"]) == ["flights_of_a_day", "flights_of_an_hour", "flights_report", "frazil_health"]
+
+
+STREAM = """
+name: flights
+source: {topics: [flights], bootstrap-servers: "127.0.0.1:1"}
+table: demo.flights
+schema: {scheduled_departure: timestamptz}
+event-time: scheduled_departure
+complete: hour
+complete-from: 2013-12-30T00:00:00Z
+"""
+
+
+def test_the_files_for_a_team_read_an_hour_a_reopened_hour_and_a_day(
+    frazil_home: Path,
+    tmp_path: Path,
+    airflow_database: Path,
+    settled: None,  # noqa: ARG001
+) -> None:
+    files = tmp_path / "dags"
+    files.mkdir()
+    for block in (one for one in all_blocks() if one.page == TEAM and one.kind == "python"):
+        (files / Path(block.text.splitlines()[0].removeprefix("# ")).name).write_text(block.text)
+    (tmp_path / "flights.yaml").write_text(STREAM)
+    flow = Flow(tmp_path, "flights.yaml")
+    flow.land(26)
+    flow.signal()
+    known = {name: facts(found) for name, found in flow.newest().items()}
+    flow.land_late(5)
+    flow.signal()
+    again = {name: facts(found) for name, found in flow.newest().items() if found.revision > 1}
+    assert (len(known), list(again)) == (25, ["2013-12-30T05"])
+
+    variables = {"FRAZIL_HOME": frazil_home, "FRAZIL_STREAMS": tmp_path, "AIRFLOW__CORE__DAGS_FOLDER": files}
+    process = AirflowProcess(
+        tmp_path / "airflow", database=airflow_database, **{name: str(value) for name, value in variables.items()}
+    )
+    hour, complete, reopened = "2013-12-30T05", "demo.flights", "demo.flights.reopened"
+
+    def run(dag_id: str, key: str, events: dict[str, Any]) -> Any:
+        return process.call(in_airflow.run_for_events, str(files), dag_id, key, events)
+
+    first = run("flights_of_an_hour", hour, {complete: [{hour: known[hour]}]})
+    assert first == {"hour": hour, "rows": 1, "revision": 1}, "the snapshot that the signal counted"
+    late = run("flights_of_an_hour", hour, {complete: [{hour: known[hour]}], reopened: [again]})
+    assert late == {"hour": hour, "rows": 2, "revision": 2}
+    day = {name: of for name, of in known.items() if name.startswith("2013-12-30")}
+    assert run("flights_of_a_day", "2013-12-30", {complete: [day]}) == {"day": "2013-12-30", "rows": 24}
+    assert run("flights_of_a_day", "2013-12-30", {reopened: [again]}) == {"day": "2013-12-30", "rows": 25}
+    requested = [("flights_of_a_day", complete, hour), ("flights_of_a_day", reopened, hour)]
+    answered = process.call(in_airflow.schedules, str(files), requested)
+    process.end()
+    day_of_hour, needed = answered[f"flights_of_a_day {complete}"]
+    assert (day_of_hour[:10], len(needed)) == ("2013-12-30", 24)
+    assert answered[f"flights_of_a_day {reopened}"] == [day_of_hour, None], "one hour is enough"

@@ -228,7 +228,10 @@ def test_a_late_run_is_reported_with_all_that_other_messages_have(
         assert reported["context"]["dag_run"] == run
         message = reported["context"]["frazil"]
         assert message.title == "frazil: frazil_health: late"
-        assert "\nsince: 2033-05-18 08:30:00Z\nrunbook: docs/runbook.md#runs\n" in message.text
+        assert (
+            "\nsince: 2033-05-18 08:30:00Z\nrunbook: https://airflow.example/frazil/ops/runbook.html#runs\n"
+            in message.text
+        )
         assert message.text.endswith("log: https://airflow.example/dags/frazil_health/runs/scheduled%201")
         assert message.page == "https://airflow.example/frazil/ops/index.html#/"
 

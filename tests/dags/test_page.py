@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,7 +179,7 @@ def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_t
     found = ask("VIEWER", "api/stream/ticks")["body"]
     assert found["line"]["word"] == "not begun"
     assert found["facts"]["Topics"] == "ticks"
-    assert (found["commits"], found["runs"], found["may_act"]) == ([], [], False)
+    assert (found["has_commits"], found["runs"], found["may_act"]) == (False, [], False)
     assert ask("OP", "api/stream/ticks")["body"]["may_act"]
     assert ask("OP", "api/stream/nothing")["status"] == 404
     assert "id.type" in " ".join(
@@ -218,7 +219,12 @@ def test_the_tables_of_a_route_and_of_dead_letters_have_views_and_are_found_from
         "found": 1,
         "in_all": 1,
     }
-    assert (routed("two")["routed"]["tables"], found["range"], found["routes"]) == ([], 168, True)
+    assert (routed("two")["routed"]["tables"], found["period"]["hours"], found["routes"]) == ([], 168, True)
+    begin = (datetime.now(UTC) - timedelta(hours=2)).replace(tzinfo=None)
+    span = f"begin={begin.isoformat()}Z&end={(begin + timedelta(hours=1)).isoformat()}"
+    period = ask("VIEWER", f"api/stream/orders?{span}")["body"]["period"]
+    assert (period["end_ms"] - period["begin_ms"], period["hours"]) == (3_600_000, 0)
+    assert ask("VIEWER", "api/stream/orders?begin=yesterday")["status"] == 422
     for name, kind in KINDS_OF_TABLES.items():
         answer = ask("VIEWER", f"api/table/{name}")["body"]
         assert (answer["kind"], answer["streams"], answer["calendar"]) == (kind, ["orders"], None)

@@ -16,6 +16,8 @@ from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionT
 from frazil.airflow.shown_state import MIN_DEFERRAL_S
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
 from frazil.signals.completion import GateOutcome, assess, signal_windows, window_status
+from frazil.signals.signal import Signal
+from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream
@@ -47,17 +49,30 @@ class Said:
 class Flow:
     """One record an hour of 30 December."""
 
-    def __init__(self, folder: Path) -> None:
-        (folder / "made.yaml").write_text(STREAM)
+    def __init__(self, folder: Path, file: str = "made.yaml") -> None:
         self.folder = folder
-        self.made = MadeStream(load_stream(folder / "made.yaml"), 2_000_000_000_000, partitions=1)
-        self.hours = 0
+        self.made = MadeStream(load_stream(folder / file), 2_000_000_000_000, partitions=1)
+        self.hours = self.sent = 0
 
     def land(self, hours: int) -> None:
         first, self.hours = self.hours, self.hours + hours
-        self.made.columns = lambda _: {"at": pa.array([DAY + n * HOUR for n in range(first, self.hours)])}
+        self._land([DAY + n * HOUR for n in range(first, self.hours)])
+
+    def land_late(self, hour: int) -> None:
+        self._land([DAY + hour * HOUR], late={DAY + hour * HOUR: 1})
+
+    def _land(self, times: list[int], late: dict[int, int] | None = None) -> None:
+        self.made.columns = lambda _: {self.made.spec.event_time.column: pa.array(times)}
+        first, self.sent = self.sent, self.sent + len(times)
         newest = DAY + (self.hours - 1) * HOUR
-        self.made.land({0: (first, self.hours)}, times=EventTimes({0: newest}))
+        self.made.land({0: (first, self.sent)}, times=EventTimes({0: newest}, late or {}))
+
+    def newest(self) -> dict[str, Signal]:
+        """The newest signal of each window."""
+        found = TableSignals.load(load_catalog(None), self.made.spec.table.identifier).newest(
+            from_us=DAY, to_us=2 * DAY
+        )
+        return {one.partition: one for one in found.values()}
 
     def signal(self, *, passed: bool = True) -> None:
         seen = assess(load_catalog(None), [self.made.spec])
@@ -80,6 +95,7 @@ class Flow:
 
 @pytest.fixture
 def flow(frazil_home: Path, tmp_path: Path, settled: None) -> Flow:  # noqa: ARG001
+    (tmp_path / "made.yaml").write_text(STREAM)
     return Flow(tmp_path)
 
 

@@ -42,7 +42,7 @@ class Estimate:
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count the missing records, and estimate the other numbers from a sample. Changes nothing in the tables."""
-    results = list(_stage_sample(backfill, plan)) if plan.spans else []
+    results = list(stage_sample(backfill, plan))
     read = backfill.source.max_records(staged_spans(results))
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
@@ -98,7 +98,10 @@ def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
     return [missing, size, touched]
 
 
-def _stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
+def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
+    """Stage a sample of the plan's records into a temporary folder. Changes nothing in the tables."""
+    if not plan.spans:
+        return
     with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
         context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
         targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,14 @@ from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import Mark, discard
 from frazil.dead_letters.left_out import LeftOut, count_left_out, left_out_sentences
 from frazil.dead_letters.selection import ERROR_CLASS, Selection
-from frazil.errors import AdoptionRequired
+from frazil.errors import AdoptionRequired, SchemaIncompatible
 from frazil.safe_text import safe
 from frazil.spec.load import find_stream
 from frazil.spec.units import counted
 from frazil.timetext import utc
 
 if TYPE_CHECKING:
-    from frazil.dead_letters.replay import ReplayResult
+    from frazil.dead_letters.replay import Preview, ReplayResult
     from frazil.spec.model import StreamSpec
 
 _REASON_HELP = "Only dead letters of this error class; may be repeated."
@@ -165,7 +165,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 
 @dlq.command("replay")
 @_selection_options
-@click.option("--dry-run", is_flag=True, help="Count the dead letters to decode again, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Show which dead letters would fail again and why, and change nothing.")
 @click.option("--yes", is_flag=True, expose_value=False, help="Accepted as elsewhere: a replay never asks.")
 @click.option("--run", help="An id for schedulers that retry: a run that an operator abandoned does not start again.")
 def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, run: str | None, **which: Any) -> None:
@@ -186,19 +186,20 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     left = count_left_out(opened, selection)
     for sentence in left_out_sentences(left, stream):
         echo(sentence, err=True)
+    allow_pandas()
+    from frazil.dead_letters.replay import NOTHING_DONE, Preview, preview, replay  # loads the decoders for replays only
+
     if dry_run:
         count = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
-        sentence = (
-            f"{counted(count, 'dead letter')} of stream {stream} would be decoded again. Only the replay shows how "
-            "many of them land; what fails again stays. If the declaration has new columns, start the writer first: "
-            "its start adds them to the table."
-        )
+        try:
+            would, problem = preview(opened, selection), ""
+        except SchemaIncompatible as error:  # the table does not have new columns yet
+            would, problem = Preview(), str(error)
+        sentence = " ".join(_preview_sentences(would, count, stream=stream, problem=problem))
         sentence = sentence if count else _nothing_sentence(stream, "to replay", selection, left_out=bool(left))
-        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **_document(left))
+        shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
+        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_document(left))
         return
-    allow_pandas()
-    from frazil.dead_letters.replay import NOTHING_DONE, replay  # loads the decoders for replays only
-
     with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)
     own = next((d for d in done if not d.interrupted), NOTHING_DONE)
@@ -236,6 +237,31 @@ def _nothing_sentence(
     else:
         why = f"no dead letters are left{match}"
     return f"Stream {stream}: nothing {purpose}, for {why}."
+
+
+def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
+    """Yield sentences on what a replay would do, and how the dead letters would fail again."""
+    yield f"{counted(count, 'dead letter')} of stream {stream} would be decoded again."
+    sampled = would.landing + would.failing
+    if not sampled:
+        yield f"Which of them would land is unknown: {problem}" if problem else "Their records are rows already."
+        return
+    sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
+    yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."
+    yield from _errors(would)
+    if would.failing:
+        yield "Correct the declaration first, or settle records that are not wanted with `frazil dlq discard`."
+
+
+def _errors(would: Preview) -> list[str]:
+    """Return a sentence for each error class, with an example."""
+    first = {one.error_class: one for one in reversed(would.rejects.samples)}
+    return [
+        f"{name} ({number:,}): {first[name].topic}[{first[name].partition}]@{first[name].offset}: "
+        f"{first[name].error.rstrip('.')}."
+        for name, number in would.rejects.counts.items()
+        if name in first
+    ]
 
 
 def _counts(done: ReplayResult) -> dict[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import errno
+import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,6 +64,25 @@ WITHOUT_CATALOG = frozenset(
 )
 
 
+OWN_HOME = frozenset({"dev", "init", "run"})
+"""Commands that start something, which a running demo must not end with itself."""
+
+
+def enter_running_demo() -> None:
+    """Use the demo that runs in the current folder, unless FRAZIL_HOME names a folder.
+
+    The demo writes its environment and its pid to `.frazil/demo.json`.
+    """
+    try:
+        found = json.loads((home() / "demo.json").read_text())
+        os.kill(found["pid"], 0)
+    except (OSError, ValueError):
+        return
+    if "FRAZIL_HOME" not in os.environ:
+        os.environ.update(found["environment"])
+        echo(f"Using the running demo (FRAZIL_HOME={home()}).", err=True)
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module only when the subcommand is used, so that `frazil --help` loads no
     PyArrow.
@@ -73,6 +94,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name not in OWN_HOME:
+            enter_running_demo()
         if cmd_name not in WITHOUT_CATALOG:
             check_configuration()
         module, attribute = COMMANDS[cmd_name].split(":")

@@ -17,9 +17,9 @@ from pyiceberg.exceptions import (
 )
 from pyiceberg.table import Table
 
-from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
+from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, StorageUnavailable
 from frazil.table.catalog_mistakes import one_line
-from frazil.table.storage_mistakes import has_expired
+from frazil.table.storage_mistakes import has_expired, is_storage_failure
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class Setback:
     level: int
     log_message: str
     final_error: str
+    kind: type[CommitUnavailable] = CommitUnavailable
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> Setback:
@@ -146,6 +147,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
         f"{_FAILED[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
         f"commits to {tables.tables} failed for {total_s:.0f} s; the last error was {text}. "
         "The staged files and the journal are kept",
+        StorageUnavailable if is_storage_failure(error) else CommitUnavailable,
     )
 
 

@@ -26,7 +26,7 @@ from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
 from frazil.commit.setbacks import Outage, Refusals, Step, TableNames, classify_error
-from frazil.errors import CommitUnavailable, FrazilError
+from frazil.errors import FrazilError
 from frazil.table.atomic_commit import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s
 from frazil.table.catalogs import catalog_errors
@@ -249,7 +249,8 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], object] = time.sleep
     """Waits for a number of seconds. Returns a true value early if the writer is asked to end."""
-    report: Callable[[str], None] = lambda _: None
+    report: Callable[[str, int], None] = lambda *_: None
+    """Receives a sentence about a failed round, and the exit code of its error."""
     """Receives a sentence about each failed round, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
@@ -361,17 +362,17 @@ def _swap(commits: Sequence[TableCommit[T]], at_once: CommitTables | None, retry
             setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()
             if left_s <= 0:
-                raise CommitUnavailable(setback.final_error) from error
+                raise setback.kind(setback.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
             log.log(outage.level(setback), "%s in %.1f s, for %.0f s at most", setback.log_message, wait_s, left_s)
             if setback.level >= logging.WARNING:
-                retry_policy.report(setback.log_message)
+                retry_policy.report(setback.log_message, setback.kind.exit_code)
         else:
             outage.end_outage()
             return result
         rounds.forget()
         if retry_policy.wait(wait_s):
-            raise CommitUnavailable(
+            raise setback.kind(
                 f"{setback.log_message}. The retry was skipped because the writer was asked to end; the next start "
                 "determines the outcome of the commit"
             )

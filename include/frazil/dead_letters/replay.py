@@ -7,17 +7,19 @@ which records land, and when their dead letters leave the dead-letter table.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import clear_ended, find_unfinished
+from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
 from frazil.backfill.routes import BackfillRoute
@@ -31,8 +33,9 @@ from frazil.commit.opened import OpenStream
 from frazil.dead_letters.left_out import former_ends, left_out_reasons, load_own_marker, may_omit_records
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import Fenced
-from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, StageTask, Target
+from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
+from frazil.ingest.rejects import join_rejects
 from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
@@ -58,6 +61,30 @@ class ReplayResult:
     """Number of dead letters removed without a row, because an operator discarded a routed table's rows."""
     repeated: int = 0
     """Number of dead letters removed without a row, because `dedupe` drops repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a replay would do with a sample of the dead letters."""
+
+    landing: int = 0
+    failing: int = 0
+    rejects: Rejects = field(default_factory=Rejects)
+    """Today's errors of those that would fail again."""
+
+
+def preview(opened: OpenStream, selection: Selection) -> Preview:
+    """Decode a sample of the selected dead letters with the current declaration. Changes nothing."""
+    with tempfile.TemporaryDirectory(prefix="frazil-replay-") as folder:
+        if not _copy_dead_letters(opened, selection, folder, limit=MAX_FILE_ROWS):
+            return Preview()
+        files = FileSource.open(folder, opened.tables.main.current(), opened.spec)
+        request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
+        backfill = Backfill(files.with_listing(request), opened, files)
+        results = list(stage_sample(backfill, backfill.plan()))
+    progress = [part for result in results for part in result.progress]
+    landing, failing = sum(part.records for part in progress), sum(part.rejected for part in progress)
+    return Preview(landing, failing, join_rejects(result.rejects for result in results))
 
 
 NOTHING_DONE = ReplayResult("", 0, 0)
@@ -146,8 +173,11 @@ def _delete_old_copies(opened: OpenStream) -> None:
     store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
 
 
-def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str) -> int:
-    """Write a copy of the selected dead letters that can be replayed, and return their number."""
+def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
+    """Write a copy of the selected dead letters that can be replayed, and return their number.
+
+    Stops after the file in which it reaches `limit`.
+    """
     marker, former = load_own_marker(opened), former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
@@ -164,6 +194,8 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str) ->
         with io.new_output(f"{folder}/{number:05d}{DEAD_LETTERS_SUFFIX}").create() as sink:
             pq.write_table(part, sink, compression="zstd")
         count += part.num_rows
+        if limit is not None and count >= limit:
+            break
     return count
 
 

@@ -86,7 +86,9 @@ class Heartbeat:
     throttle: str | None = None
     """Why `commit.throttle` extends the commit interval, or would extend it; None if it does not."""
     outage: str | None = None
-    """The failing operation of the catalog or storage that the writer retries; None if none fails."""
+    """The failing operation of a service that the writer retries; None if none fails."""
+    outage_code: int | None = None
+    """The exit code of this failure's error, which names the service; None if no single service fails."""
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None if the stream declares `distribution: none`."""
     notices: tuple[str, ...] = ()

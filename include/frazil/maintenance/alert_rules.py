@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import rounded_bytes
-from frazil.timetext import ago, utc
+from frazil.status.derive import freshness_ms, late_sentence
+from frazil.timetext import utc
 
 RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"
 """Environment variable with the location of a team's runbook: a URL or a path."""
@@ -136,17 +137,16 @@ def _small_files(health: TableHealth, threshold: int) -> float | None:
 def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) -> Iterator[Reading]:
     for stream in health.streams:
         threshold_s = settings.stale_after_ms(stream.longest_interval_ms) / 1000
-        age_s = None if stream.last_commit_at_ms is None else (now_ms - stream.last_commit_at_ms) / 1000
-        last = "unknown" if age_s is None else f"{ago(int(age_s * 1000))} ago"
+        age_ms = freshness_ms(stream, now_ms=now_ms)
+        shown = late_sentence(stream, age_ms, now_ms=now_ms) if age_ms else "no record waits"
         waiting = "an unknown number of" if stream.lag is None else f"{stream.lag:,}"
-        shown = f"last commit {last}, {waiting} records wait"
         status = f"`frazil status {stream.name}`"
         sentence = (
-            f"stream {stream.name} of {health.table} {_why_stale(stream)}: {shown}. {status} shows whether its writer "
-            "runs, is paused, or is held back and by what"
+            f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
+            "its writer runs, is paused, or is held back and by what"
         )
-        stale_s = _staleness_s(stream, age_s, threshold_s)
-        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence)
+        stale_s = _staleness_s(stream, age_ms, threshold_s)
+        yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
         if settings.alerts.lag is not None:
             sentence = (
                 f"stream {stream.name} of {health.table} lags: {waiting} records wait in Kafka, more than "
@@ -167,22 +167,19 @@ def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
     return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
 
 
-def _staleness_s(stream: StreamHealth, age_s: float | None, threshold_s: float) -> float | None:
-    """Return the longest time in seconds that records can have waited in Kafka; None if it is unknown.
+def _staleness_s(stream: StreamHealth, age_ms: int | None, threshold_s: float) -> float | None:
+    """Return the age in seconds of the oldest waiting record; None if it is unknown.
 
-    A stream with a recent commit is fresh. After an old commit, a failed attempt to read the lag counts as if records
-    waited.
+    A failed attempt to read the lag counts as if records waited; without an attempt, an old stream is unknown.
     """
-    if stream.lag == 0:
-        return 0
     unread = stream.lag is None and stream.lag_problem is None
-    return None if unread and age_s is not None and age_s > threshold_s else age_s
+    return None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
 
 
-def _why_stale(stream: StreamHealth) -> str:
+def _why_unknown(stream: StreamHealth) -> str:
     if stream.lag is None and stream.lag_problem is not None:
-        return f"has no recent commit, and its lag is unknown ({stream.lag_problem.rstrip('.')})"
-    return "does not commit what waits in Kafka"
+        return f"; the lag is unknown ({stream.lag_problem.rstrip('.')})"
+    return ""
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:

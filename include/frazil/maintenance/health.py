@@ -98,6 +98,8 @@ class StreamHealth:
     """Longest declared time between two commits of the stream, throttled or not."""
     lag_problem: str | None = None
     """Why the lag could not be read; None if the lag is known, or was not requested."""
+    caught_up_at_ms: int | None = None
+    """When this host's last writer had last committed every record in Kafka; None if another writer has committed."""
 
 
 @dataclass(frozen=True, slots=True)

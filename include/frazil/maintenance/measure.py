@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 
@@ -28,6 +28,7 @@ from frazil.commit.opened import open_kafka
 from frazil.commit.rules import check_ancestry, check_same_source
 from frazil.commit.target import target_file_bytes
 from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
@@ -37,7 +38,8 @@ from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.supervise.liveness import fresh_heartbeat
+from frazil.status.derive import freshness_ms, promise_ms
+from frazil.supervise.liveness import fresh_heartbeat, is_fenced, known_lag
 from frazil.table.branches import head_of, live_rows
 from frazil.table.catalogs import catalog_errors
 from frazil.table.storage import open_store
@@ -207,14 +209,23 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, a
     except (MarkerUnreadable, RolledBack) as error:  # `frazil status` and the writer's exit say so
         marker, problem = None, str(error)
     last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
-    lag = heartbeat_lag(spec.name, now_ms=now_ms)
-    longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
-    stale = last_ms is not None and now_ms - last_ms > spec.maintenance.stale_after_ms(longest_ms)
-    if lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
-        answer = kafka_lag(spec, marker)
-        lag, problem = (None, answer) if isinstance(answer, str) else (answer, None)
     watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
-    return StreamHealth(spec.name, lag, last_ms, watermark_ms, longest_ms, problem if lag is None else None)
+    found = StreamHealth(
+        spec.name, None, last_ms, watermark_ms, spec.commit.longest_interval // timedelta(milliseconds=1)
+    )
+    if writer := observe_writer(spec.name):
+        heartbeat, live = writer.heartbeat, fresh_heartbeat(writer, now_ms=now_ms)
+        overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
+        found = replace(
+            found,
+            lag=known_lag(live) if live else None,
+            caught_up_at_ms=heartbeat.caught_up_at_ms if heartbeat and not overtaken else None,
+        )
+    stale = (freshness_ms(found, now_ms=now_ms) or 0) > promise_ms(spec)
+    if found.lag is None and ask_kafka and marker and (stale or spec.maintenance.alerts.lag is not None):
+        answer = kafka_lag(spec, marker)
+        return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
+    return replace(found, lag_problem=problem if found.lag is None else None)
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
@@ -223,14 +234,13 @@ def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
     return snapshot.timestamp_ms if snapshot else None
 
 
-def heartbeat_lag(stream: str, *, now_ms: int) -> int | None:
-    """Return the lag that a live writer of the stream on this host reports; None without such a writer."""
+def observe_writer(stream: str) -> Observation | None:
+    """Observe this host's writer of the stream; None if its run folder cannot be read."""
     try:
-        heartbeat = fresh_heartbeat(open_launcher(stream).observe(), now_ms=now_ms)
+        return open_launcher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
         logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None
-    return heartbeat.lag if heartbeat else None
 
 
 def kafka_lag(spec: StreamSpec, marker: Marker) -> int | str:

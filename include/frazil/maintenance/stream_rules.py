@@ -24,6 +24,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import counted, format_duration
+from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
 from frazil.timetext import ago, utc
@@ -192,7 +193,7 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
 
 def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
     stall, name = state.stall, state.name
-    if state.state in {State.KAFKA_UNREACHABLE, State.OUTAGE, State.TABLE_UNREADABLE}:
+    if state.state in {*OUTAGES, State.TABLE_UNREADABLE} - {State.REGISTRY_UNREACHABLE}:
         return Reading("stall", 1, 0, str(state.state), f"stream {name}: {state.sentence}", hold_ms=hold_ms)
     if stall is None:
         return Reading("stall", 0, 0, "the writer is not stalled", "")

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
-from frazil.maintenance.alert_rules import runbook_link
+from frazil.maintenance.alert_rules import RUNBOOK, runbook_link
 from frazil.safe_text import safe
 from frazil.timetext import utc
 
@@ -66,7 +66,7 @@ class Trouble:
             about=_line(about, MAX_TITLE_CHARACTERS),
             sentence=_line(str(alert.get("sentence", "")), MAX_SENTENCE_CHARACTERS),
             since_ms=since if isinstance(since, int) else None,
-            runbook=_line(str(alert.get("runbook") or runbook_link(rule)), MAX_SENTENCE_CHARACTERS),
+            runbook=_line(_served(str(alert.get("runbook") or runbook_link(rule)), page), MAX_SENTENCE_CHARACTERS),
             page=page and f"{page}#{_page_path(stream, subject)}",
             key=_key(f"frazil/{_incident(alert) or f'{subject}/{rule}'}"),
             alone=alert.get("alone") is not False,
@@ -250,7 +250,7 @@ def _run_trouble(name: str, sentence: str, key: str, path: str, overview: str) -
         about="",
         sentence=_line(sentence, MAX_SENTENCE_CHARACTERS),
         since_ms=None,
-        runbook=runbook_link("runs"),
+        runbook=_served(runbook_link("runs"), overview),
         page=overview and f"{overview}#{path}",
         key=_key(f"frazil/{key}"),
     )
@@ -267,6 +267,13 @@ def _page_path(stream: str, subject: str) -> str:
     if stream or kind in {"stream", "route of"}:
         return page_path(stream or name, None)
     return page_path(None, name if kind in {"", "care of"} else None)
+
+
+def _served(runbook: str, overview: str) -> str:
+    """Return the address at which the operations page serves frazil's own runbook; a team's runbook stays itself."""
+    if not overview or not runbook.startswith(RUNBOOK):
+        return runbook
+    return urljoin(overview, f"runbook.html{runbook.removeprefix(RUNBOOK)}")
 
 
 def _line(text: str, limit: int) -> str:

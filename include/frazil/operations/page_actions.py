@@ -258,7 +258,7 @@ def _replay(now: ActionContext) -> tuple[str, ...]:
         f"The dead letters of {now.subject} are decoded again with the current declaration. Those that succeed "
         "are written or merged, each exactly once; the others stay."
     )
-    return (effect, "A dry run only counts the dead letters.")
+    return (effect, "A dry run shows which of them would fail again, and why. Its run fails if all would.")
 
 
 def _maintain(now: ActionContext) -> tuple[str, ...]:

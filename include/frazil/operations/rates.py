@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
-from frazil.history.points import Point
+from frazil.history.points import TEN_MINUTES_MS, Point
+
+MIN_TREND_POINTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,19 @@ class Rate:
     at_ms: int
     records_per_s: float = 0.0
     rejected_per_s: float = 0.0
+    arrived_per_s: float | None = None
+    """Records that came to Kafka; None while the lag is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Records per second that came to Kafka and that were written lately, and when the lag will be 0 at these rates."""
+
+    arrived_per_s: float
+    records_per_s: float
+    over_ms: int
+    caught_up_in_ms: int | None = None
+    """Time until the lag is 0 at these rates; None if no record waits, or if the lag does not fall."""
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
@@ -51,8 +67,35 @@ def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, .
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):
-        found.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
+        if spans and spans[0].at_ms <= point.at_ms < spans[-1].end_ms:
+            found.setdefault(begins[bisect_right(begins, point.at_ms) - 1], []).append((point, rate))
     return tuple(_mean(at_ms, parts) for at_ms, parts in found.items())
+
+
+def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, ...]:
+    """Add the rate at which records came: those written, and the change of the lag since the span before."""
+    found, before = list(rates), None
+    for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
+        adjoins = before is not None and span.at_ms - before.end_ms <= _longest_ms(span)
+        if before is not None and adjoins and before.lag is not None and span.lag is not None:
+            grown = (span.lag - before.lag) * 1000 / span.span_ms
+            found[number] = replace(rate, arrived_per_s=max(rate.records_per_s + grown, 0.0))
+        before = span
+    return tuple(found)
+
+
+def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> Trend | None:
+    """Return the trend of the last ten minutes; None without enough recorded points."""
+    lately = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
+    rates = [one for one in add_arrivals(compute_rates(lately), lately) if one.arrived_per_s is not None]
+    if len(rates) < MIN_TREND_POINTS:
+        return None
+    arrived, written = (
+        fmean(values) for values in zip(*((r.arrived_per_s or 0, r.records_per_s) for r in rates), strict=True)
+    )
+    falls = written - arrived
+    caught_up_ms = round(lag / falls * 1000) if lag and falls > 0 else None
+    return Trend(arrived, written, now_ms - lately[0].at_ms, caught_up_ms)
 
 
 def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:

@@ -1,23 +1,20 @@
-"""Builds the page's view of one stream: commits, topic partitions, writers and rejected records. Pure."""
+"""Builds the page's view of one stream: its history, topic partitions, writers and rejected records. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
-from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from urllib.parse import quote
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.backfill_marker import BackfillMarker, read_backfill
 from frazil.commit.history import commit_records, merge_counts
 from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable
-from frazil.history.points import MINUTE_MS, HistoryEvent, Point, span_start
+from frazil.history.points import MINUTE_MS, TENS_RETENTION_MS, HistoryEvent, Point, span_start
 from frazil.history.points import History as StreamHistory
 from frazil.host.launcher import Observation
 from frazil.host.records import ExitRecord, LaunchKind
@@ -28,12 +25,11 @@ from frazil.operations.dead_letters import (
     find_treatments,
     merge_treatments,
     published_summaries,
-    read_number,
     snapshot_summary,
 )
 from frazil.operations.overview import Line
 from frazil.operations.page_actions import PageAction
-from frazil.operations.rates import Rate
+from frazil.operations.rates import Rate, Trend
 from frazil.operations.table_view import RoutedTables
 from frazil.partitions.completeness import slowest_partition
 from frazil.spec.model import StreamSpec
@@ -45,7 +41,6 @@ from frazil.supervise.observed import error_name
 from frazil.table.branches import head_of, live_rows
 from frazil.table.landed_offsets import has_coordinates
 
-MAX_COMMITS = 240
 MAX_WRITERS = 12
 MAX_PARTITIONS = 256
 MAX_STREAM_EVENTS = 30
@@ -55,42 +50,36 @@ KAFKA = "Kafka"
 """The name of Kafka among the parts of a view that may be unreadable."""
 
 
-class Range(IntEnum):
-    """The shown period of a stream's recorded history, in hours."""
+HOURS = (6, 24, 7 * 24, 14 * 24)
+"""The periods of a stream's recorded history that can be chosen, in hours."""
 
-    SIX_HOURS = 6
-    DAY = 24
-    WEEK = 7 * 24
-    TWO_WEEKS = 14 * 24
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """The shown period of a stream's recorded history, which all its charts share."""
+
+    begin_ms: int
+    end_ms: int
+    hours: int = 0
+    """The chosen number of hours until now; 0 for a span of time."""
 
     @classmethod
-    def of(cls, hours: int) -> Range:
-        """Return the range of `hours` hours; the shortest range if no range has that length."""
-        return cls(hours) if hours in set(cls) else cls.SIX_HOURS
-
-    @property
-    def past_ms(self) -> int:
-        return self * 60 * MINUTE_MS
+    def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
+        """Return a span of time, or else the last `hours` hours; the shortest period if none has that length."""
+        begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
+        if begin_ms < (end := min(end_ms or now_ms, now_ms)):
+            return cls(begin_ms, end)
+        hours = hours if hours in HOURS else HOURS[0]
+        return cls(now_ms - hours * 60 * MINUTE_MS, now_ms, hours)
 
     @property
     def span_ms(self) -> int:
         """The time span of one point: a chart has a few hundred points."""
-        minutes = {Range.SIX_HOURS: 1, Range.DAY: 10, Range.WEEK: 60, Range.TWO_WEEKS: 120}
-        return minutes[self] * MINUTE_MS
+        hours = -((self.begin_ms - self.end_ms) // (60 * MINUTE_MS))
+        return next((n for most, n in ((6, 1), (24, 10), (7 * 24, 60)) if hours <= most), 120) * MINUTE_MS
 
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One batch. Times are milliseconds since 1970, UTC."""
-
-    at_ms: int
-    epoch: int
-    batch: int
-    records: int
-    rejected: int
-    files: int
-    bytes: int
-    watermark_ms: int | None
+    def contains(self, at_ms: int) -> bool:
+        return self.begin_ms <= at_ms < self.end_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +106,7 @@ class Topic:
 class History:
     """The past of a stream, as its table's metadata describes it."""
 
-    commits: tuple[Commit, ...] = ()
-    """The commits, oldest first."""
+    has_commits: bool = False
     rejected: tuple[Rejected, ...] = ()
     """The error classes of rejected records, most frequent first."""
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -172,7 +160,7 @@ class StreamView:
     line: Line
     facts: Mapping[str, str]
     """Labels and values from the declaration."""
-    commits: tuple[Commit, ...] = ()
+    has_commits: bool = False
     rejected: tuple[Rejected, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     last_changes: Mapping[str, int] = field(default_factory=dict)
@@ -202,7 +190,8 @@ class StreamView:
     routes: bool = False
     """Whether the stream has a route. If so, rows and commits are those of its default table."""
     routed: RoutedTables | None = None
-    range: Range = Range.SIX_HOURS
+    period: Period | None = None
+    trend: Trend | None = None
 
 
 def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
@@ -215,11 +204,10 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> History:
-    """Return the newest commits and the last day's rejected records, from snapshot summaries alone.
+    """Return the last day's rejected records and changes, from snapshot summaries alone.
 
     `dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
     """
-    newest = [snapshot for snapshot, _ in islice(commit_records(metadata, spec.name), MAX_COMMITS)]
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
     published = published_summaries(metadata, spec.name, since_ms=day_ms)
@@ -229,10 +217,9 @@ def read_table_history(  # noqa: PLR0913 - all facts about a stream's past
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
     shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
     past = replace(past, happened=merge_treatments(past.happened, shown))
-    commits = tuple(map(_commit, reversed(newest)))
     head = head_of(dead_letters) if dead_letters else None
     return History(
-        commits,
+        any(True for _ in commit_records(metadata, spec.name)),
         tuple(rejected),
         changes,
         marker,
@@ -249,22 +236,6 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
         return read_backfill(metadata.properties, stream)
     except MarkerUnreadable:  # an attempt to abandon or continue it reports this
         return None
-
-
-def _commit(snapshot: Snapshot) -> Commit:
-    summary = snapshot_summary(snapshot)
-    number = partial(read_number, summary)
-    watermark = summary.get("frazil.watermark-ms", "")
-    return Commit(
-        at_ms=snapshot.timestamp_ms,
-        epoch=number("frazil.epoch"),
-        batch=number("frazil.batch-id"),
-        records=number("frazil.records"),
-        rejected=number("frazil.rejected"),
-        files=number("added-data-files"),
-        bytes=number("added-files-size"),
-        watermark_ms=int(watermark) if watermark.removeprefix("-").isdecimal() else None,
-    )
 
 
 def without_repeats(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
@@ -357,9 +328,10 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     }
 
 
-def downsample(points: Sequence[Point], shown: Range) -> tuple[Point, ...]:
-    """Merge points into points of the range's span, oldest first. The last one may be shorter."""
+def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
+    """Merge the period's points into points of its span, oldest first. The last one may be shorter."""
     found: dict[int, Point] = {}
+    points = [point for point in points if shown.contains(point.at_ms)]
     for point in points:
         at_ms = span_start(point.at_ms, max(shown.span_ms, point.span_ms))
         before = found.get(at_ms)

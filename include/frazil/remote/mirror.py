@@ -123,6 +123,7 @@ class Mirror:
                 self._heartbeat,
                 written_at_ms=copied_ms + REPORT_TIMEOUT_MS if stale and copied_ms is not None else now_ms,
                 outage=self._outage or self._heartbeat.outage,
+                outage_code=None if self._outage else self._heartbeat.outage_code,
                 notices=(*self._heartbeat.notices, *((self._notice,) if self._notice else ())),
             )
         heartbeat.write(self._exchange)

@@ -109,7 +109,7 @@ class Alerts(Switched):
     )
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
-        default=timedelta(minutes=15), description="The maximum age of the last commit while records wait in Kafka."
+        default=timedelta(minutes=15), description="The maximum age of the oldest record that waits in Kafka."
     )
     lag: Records | None = Field(
         default=None, description="Records of one stream that wait in Kafka. By default there is no such alert."

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import Protocol
 
-from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable
+from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable, StorageUnavailable, TopicMissing
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
@@ -67,6 +68,9 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
     State.SLOW: (Level.TROUBLE, "lag"),
     State.STALLED: (Level.TROUBLE, "stall"),
     State.OUTAGE: (Level.TROUBLE, "stall"),
+    State.CATALOG_UNAVAILABLE: (Level.TROUBLE, "stall"),
+    State.STORAGE_UNAVAILABLE: (Level.TROUBLE, "stall"),
+    State.TOPIC_MISSING: (Level.TROUBLE, "stall"),
     State.KAFKA_UNREACHABLE: (Level.TROUBLE, "stall"),
     State.REGISTRY_UNREACHABLE: (Level.TROUBLE, "registry"),
     State.STOPPING: (Level.QUIET, ""),
@@ -93,10 +97,14 @@ _RANKS: Mapping[State, tuple[Level, str]] = {
 
 _UNREACHABLE: Mapping[int | None, State] = {
     KafkaUnavailable.exit_code: State.KAFKA_UNREACHABLE,
-    CommitUnavailable.exit_code: State.OUTAGE,
+    TopicMissing.exit_code: State.TOPIC_MISSING,
+    CommitUnavailable.exit_code: State.CATALOG_UNAVAILABLE,
+    StorageUnavailable.exit_code: State.STORAGE_UNAVAILABLE,
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
 """The state after an exit code that names a service. Restarts continue until the service answers."""
+OUTAGES = frozenset({State.OUTAGE, *_UNREACHABLE.values()})
+"""The states of a stream that waits for a service, and continues by itself."""
 
 
 def _state_from_decision(decision: Decision, observed: Observed, row: Sequence[ExitRecord]) -> State:
@@ -113,7 +121,7 @@ def _state_of_writer(decision: Decision, observed: Observed, row: Sequence[ExitR
     """Return the state of a writer that should run. `row` has the ends in a row that still matter, newest first."""
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _UNREACHABLE.get(row[0].code)):
-        return live if live in {State.OUTAGE, State.KAFKA_UNREACHABLE, State.STALLED} else unreachable
+        return live if live in {*OUTAGES, State.STALLED} else unreachable
     if len(row) >= CRASHES:
         return State.CRASH_LOOPING
     return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
@@ -126,7 +134,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
     if heartbeat.stall is not None:
         return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
     if heartbeat.outage:
-        return State.OUTAGE
+        return _UNREACHABLE.get(heartbeat.outage_code, State.OUTAGE)
     return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
 
 
@@ -136,7 +144,7 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
         return otherwise
     if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
         return heartbeat.stall.reason
-    if state is State.OUTAGE:
+    if state in OUTAGES:
         return heartbeat.outage or otherwise
     if state is State.SLOW:
         lag = known_lag(heartbeat)
@@ -208,20 +216,31 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     return problems
 
 
+class Waiting(Protocol):
+    """Facts about waiting records, which a stream's state has, and its health in the measurement of a table."""
+
+    @property
+    def lag(self) -> int | None: ...
+    @property
+    def caught_up_at_ms(self) -> int | None: ...
+    @property
+    def last_commit_at_ms(self) -> int | None: ...
+
+
 def promise_ms(spec: StreamSpec) -> int:
     """Return the maximum allowed age of the oldest waiting record in milliseconds."""
     return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
 
 
-def freshness_ms(state: StreamState, *, now_ms: int) -> int | None:
+def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
     """Return the largest possible age of the oldest waiting record in milliseconds; 0 if none waits.
 
     The stream's last commit replaces an unknown `caught_up_at_ms`. None before the first commit.
     """
-    since_ms = state.last_commit_at_ms if state.caught_up_at_ms is None else state.caught_up_at_ms
+    since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
     if since_ms is None:
         return None
-    return 0 if state.lag == 0 else max(now_ms - since_ms, 0)
+    return 0 if known.lag == 0 else max(now_ms - since_ms, 0)
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
@@ -241,9 +260,9 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
     problems = known.problems
-    if found[0] is State.KAFKA_UNREACHABLE:  # the cause first, and once
+    if found[0] in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
-        problems = (found[1], *(one for one in problems if one != reported))
+        problems = (found[1], *(one for one in problems if one != reported and one not in found[1]))
     return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
 
 
@@ -267,20 +286,28 @@ def _unreachable(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Resul
     """Return the state if the writer waits for Kafka or a schema registry, or was restarted because of an outage."""
     if known.state not in _UNREACHABLE.values() or known.unreachable_since_ms is None:
         return None
-    waited = ago(max(now_ms - known.unreachable_since_ms, 0))
-    if known.state is State.KAFKA_UNREACHABLE:
-        sentence = (
-            f"Kafka at {spec.source.bootstrap_servers} has not answered for {waited}; nothing is lost, and the writer "
-            "continues by itself once it does"
-        )
-        return known.state, sentence
-    first = next(iter(known.problems), known.sentence)
-    return known.state, f"{first}; for {waited}, the writer has been trying again"
+    return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)
+
+
+def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _Result:
+    """Return an outage's state with a sentence that begins with the service and ends with the error."""
+    since_ms = known.unreachable_since_ms
+    lasted = f" for {ago(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
+    calm = "nothing is lost, and the writer continues by itself once it"
+    match known.state:
+        case State.KAFKA_UNREACHABLE:
+            return known.state, f"Kafka at {spec.source.bootstrap_servers} has not answered{lasted}; {calm} does"
+        case State.CATALOG_UNAVAILABLE:
+            name = spec.table.catalog or "default"
+            return known.state, f"the catalog {name!r} has not taken a commit{lasted}; {calm} does: {cause}"
+        case State.STORAGE_UNAVAILABLE:
+            return known.state, f"the storage of {known.table} has failed{lasted}; {calm} works: {cause}"
+    return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause
 
 
 def _stopped(known: StreamState) -> _Result | None:
     writer, first = known.writer, next(iter(known.problems), "")
-    if known.table_exists is None and known.state is not State.OUTAGE:
+    if known.table_exists is None and known.state not in OUTAGES:
         return State.TABLE_UNREADABLE, first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
@@ -312,11 +339,11 @@ def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | 
         return State.STALLED, known.stall.reason
     if known.writer.stale:
         return State.SILENT, next(iter(known.problems), "its heartbeat is old")
-    if known.state is State.OUTAGE:
-        return State.OUTAGE, known.sentence
+    if known.state in OUTAGES:
+        return _outage(known, spec, known.sentence, now_ms=now_ms)
     age_ms = freshness_ms(known, now_ms=now_ms)
     if age_ms is not None and age_ms > promise_ms(spec) and (known.lag or known.writer.pid):
-        return State.LATE, _late_sentence(known, age_ms, now_ms=now_ms)
+        return State.LATE, late_sentence(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
         records = known.writer.batch_records
         so_far = f", and has read {counted(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
@@ -324,10 +351,11 @@ def _delayed(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Result | 
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 
-def _late_sentence(known: StreamState, age_ms: int, *, now_ms: int) -> str:
+def late_sentence(known: Waiting, age_ms: int, *, now_ms: int) -> str:
+    """Describe records that have waited for `age_ms`, or may have."""
     commit_ms = known.last_commit_at_ms
     if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
-        waiting = "records wait" if known.lag is None else counted(known.lag, "record", "waits|wait")
+        waiting = "records may wait" if known.lag is None else counted(known.lag, "record", "waits|wait")
         return f"no commit for {ago(age_ms)} while {waiting}"
     waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
     return f"{waits} for {ago(age_ms)}; the last commit was {ago(max(now_ms - commit_ms, 0))} ago"

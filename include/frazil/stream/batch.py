@@ -278,8 +278,8 @@ class BatchRunner:
             prepare_retry=lambda: self._restart(key),
         )
 
-    def _report_outage(self, sentence: str) -> None:
-        self.emit(OutageMet(sentence))
+    def _report_outage(self, sentence: str, code: int) -> None:
+        self.emit(OutageMet(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch with the tables' current schemas and credentials. Returns the answers and the journal.

@@ -31,13 +31,14 @@ def retry_during_outage(
     what: str,
     *,
     wait: Callable[[float], object],
-    report: Callable[[str], None],
+    report: Callable[[str, int], None],
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
     """Call `operation`, retry while a service that it needs is unavailable, and return its result.
 
     `what` describes what cannot be done meanwhile. `prepare_retry` is called before another attempt. `report` receives
-    a sentence for each failed attempt. `wait` takes seconds, and returns a true value if the writer is asked to end.
+    a sentence and an exit code for each failed attempt. `wait` takes seconds, and returns a true value if the writer is
+    asked to end.
 
     After expired credentials, the next attempt starts at once. Raises the error of `operation` if waiting does not
     help, if the writer is asked to end, or after `OUTAGE_GRACE_S`.
@@ -60,7 +61,7 @@ def retry_during_outage(
             sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
             log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see only the first one
             prepare_retry()
-            report(sentence)
+            report(sentence, error.exit_code)
             if wait(wait_s):
                 raise
         else:

@@ -129,10 +129,10 @@ class Reporter:
                 self.set_throttle(reason, stretch=stretch)
             case DistributionChosen(shuffled=shuffled, reason=reason):
                 self._update(distribution=f"{'shuffled' if shuffled else 'not shuffled'}: {reason}")
-            case OutageMet(sentence):
-                self._update(outage=sentence)
+            case OutageMet(sentence, code):
+                self._update(outage=sentence, outage_code=code)
             case TablesBehind(names=names, sentence=sentence):
-                self._update(outage=sentence if names else None)
+                self._update(outage=sentence if names else None, outage_code=None)
             case NoticeGiven(sentence, replaces):
                 self.add_notice(sentence, replaces=replaces)
 

@@ -155,7 +155,8 @@ class Writer:
             if self.until_caught_up:
                 raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
             emit(PhaseBegan(Phase.STARTING))
-            emit(OutageMet(f"{problem}; the writer checks again every {DESCRIBE_S:.0f} s"))
+            again = f"{problem}; the writer checks again every {DESCRIBE_S:.0f} s"
+            emit(OutageMet(again, TopicMissing.exit_code))
             self.stopping.wait(DESCRIBE_S)
         return False
 
@@ -208,7 +209,7 @@ class Writer:
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
             clock_ms=clock.now_ms,
             retry_policy=RetryPolicy(
-                wait=partial(self.wait_without_slot, emit), report=lambda sentence: emit(OutageMet(sentence))
+                wait=partial(self.wait_without_slot, emit), report=lambda *failed: emit(OutageMet(*failed))
             ),
             align=Alignment.from_spec(self.spec),
             atomic=bool(self.spec.commit.atomic),

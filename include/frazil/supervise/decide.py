@@ -35,6 +35,7 @@ from frazil.errors import (
     OffsetGap,
     RolledBack,
     SchemaIncompatible,
+    StorageUnavailable,
     TopicRecreated,
     subtypes,
 )
@@ -288,7 +289,9 @@ def _answers_again(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     if heartbeat.stall or heartbeat.outage or heartbeat.error:
         return False
     codes = {end.code for end in row}
-    return codes <= FROM_KAFKA or (codes <= FROM_KAFKA | {CommitUnavailable.exit_code} and heartbeat.lag == 0)
+    return codes <= FROM_KAFKA or (
+        codes <= FROM_KAFKA | {CommitUnavailable.exit_code, StorageUnavailable.exit_code} and heartbeat.lag == 0
+    )
 
 
 def _change_since(observed: Observed, exit_: ExitRecord, *, now_ms: int) -> str | None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pyiceberg.exceptions import AuthorizationExpiredError
 
-from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
+from frazil.errors import AccessDenied, CommitUnavailable, FrazilError, StorageUnavailable
 from frazil.spec.addresses import OBJECT_STORES, names_store
 
 MAX_ERROR_CHARACTERS = 600
@@ -31,23 +31,24 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
-        return CommitUnavailable(f"{path}: the object store cannot be reached: {_error_text(error)}")
-    return CommitUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
+        return StorageUnavailable(f"{path}: the object store cannot be reached: {_error_text(error)}")
+    return StorageUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
     """Translate an error of Arrow or fsspec while a task staged files; None for other errors of a local disk."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
-        if error.errno not in FULL_DISK:
+        if error.errno not in FULL_DISK | {errno.EROFS}:
             return None
-        return CommitUnavailable(
-            f"the disk of {error.filename or folder} is full: {_error_text(error)}. Free space on it; the writer is "
-            "then restarted, and loses nothing"
+        what, remedy = ("is full", "Free space on it") if error.errno in FULL_DISK else ("is read-only", "Remount it")
+        return StorageUnavailable(
+            f"the disk of {error.filename or folder} {what}: {_error_text(error)}. {remedy}; the writer is then "
+            "restarted, and loses nothing"
         )
     if error.errno in FULL_DISK:
         return None
     # A record is never the cause, and a retry may succeed.
-    outage = CommitUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
+    outage = StorageUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _translate_credentials_error(folder, error) or outage
 
 
@@ -55,12 +56,12 @@ def _translate_credentials_error(path: str, error: Exception) -> FrazilError | N
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # The error is the same if the host's metadata service does not respond.
-        return CommitUnavailable(
+        return StorageUnavailable(
             f"{path}: credentials for the object store are missing: {_error_text(error)}. Configure credentials, "
             "unless those of the host or role are only temporarily unavailable"
         )
     if has_expired(error):
-        return CommitUnavailable(
+        return StorageUnavailable(
             f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
             "credentials when the table is next loaded"
         )
@@ -76,6 +77,12 @@ def _is_outage(error: Exception) -> bool:
         return isinstance(error, ConnectionError | TimeoutError)
     code = answer.get("Error", {}).get("Code")
     return code in _OVERLOADED or answer.get("ResponseMetadata", {}).get("HTTPStatusCode") in _OUTAGES
+
+
+def is_storage_failure(error: Exception) -> bool:
+    """Return whether the error of a commit comes from the storage, and not from the catalog."""
+    is_local = isinstance(error, OSError) and error.errno is not None
+    return names_store(error) or (is_local and not isinstance(error, ConnectionError | TimeoutError))
 
 
 def _error_text(error: Exception) -> str:

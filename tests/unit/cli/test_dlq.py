@@ -170,7 +170,7 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
     dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     said = call(streams, "replay", "made", "--dry-run")
     assert "1 dead letter of stream made cannot be replayed: the record itself was not stored" in said
-    assert "3 dead letters of stream made would be decoded again" in said
+    assert "3 dead letters of stream made would be decoded again. Which of them would land is unknown: " in said
     said = call(streams, "replay", "made", "--reason", "Omitted")
     assert said.endswith("Stream made: nothing to replay, for all dead letters that match are left out.\n")
     for words in (("--reason", "Other"), ("--reason", "Other", "--dry-run")):
@@ -187,12 +187,30 @@ def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_wri
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
     said = call(streams, "replay", "made", "--dry-run")
     left = "2 dead letters of stream made are left out: the stream's writer will read their records again.\n"
-    assert said.startswith(f"{left}1 dead letter of stream made would be decoded again.")
+    assert said.startswith(f"{left}1 dead letter of stream made would be decoded again. 0 would land, and 1 would fail")
     ahead = ("replay", "made", "--reason", "WrongType")
     one_left = "1 dead letter of stream made is left out: the stream's writer will read its record again.\n"
     none = "Stream made: nothing to replay, for all dead letters that match are left out.\n"
     assert call(streams, *ahead) == one_left + none
     assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
+
+
+def test_a_dry_run_of_a_replay_says_what_would_land_and_why_the_rest_would_fail_again(streams: Path) -> None:
+    opened = open_stream(load_stream(streams / "made.yaml"))
+    Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
+    before = opened.tables.dead_letters.refresh().metadata
+    fails = call(streams, "replay", "made", "--reason", "NotJson", "--dry-run")
+    assert "2 dead letters of stream made would be decoded again. 0 would land, and 2 would fail again." in fails
+    assert "NotAnObject (1): made[0]@" in fails
+    assert "(1): made[0]@0: " in fails
+    dead_letters = opened.tables.dead_letters.refresh()
+    row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
+    new = {**row, "kafka_offset": 5, "value": b'{"at": "2013-12-30T10:00:00Z"}'}
+    dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
+    found = json.loads(call(streams, "replay", "made", "--dry-run", "--json"))
+    assert (found["would-land"], found["would-fail"], found["meant"]) == (2, 2, 4)
+    assert len(before.snapshots) + 1 == len(opened.tables.dead_letters.refresh().metadata.snapshots)
+    assert list(opened.tables.store.list_files(f"{opened.tables.state}/replays")) == []
 
 
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:

@@ -176,7 +176,9 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
 
 def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog):
     reported = []
-    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep, report=reported.append)
+    retry_policy = RetryPolicy(
+        clock=lambda: world.time.now_s, wait=world.time.sleep, report=lambda *failed: reported.append(failed)
+    )
 
     def decide(table):  # noqa: ARG001
         if world.time.now_s < 60:

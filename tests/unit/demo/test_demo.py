@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -16,9 +18,12 @@ from hypothesis import strategies as st
 from demo.days import HOURS, Days
 from demo.interrupt import only_demo
 from demo.landed import Summary, differences
+from demo.parts import MARK, DemoParts
 from demo.publish import SECONDS_PER_HOUR, LiveHours, Publisher
 from demo.screen import Screen, State
+from frazil.cli.main import enter_running_demo
 from frazil.errors import EnvironmentUnusable
+from frazil.home import home
 
 
 def table(*numbers: int) -> pa.Table:
@@ -107,3 +112,22 @@ def test_a_second_demo_in_one_home_is_refused_with_the_pid_of_the_first(tmp_path
         first.communicate()
     with only_demo(lock):
         assert lock.read_text().isdigit()
+
+
+def test_a_command_in_the_checkout_uses_the_demo_that_runs_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FRAZIL_HOME", "FRAZIL_STREAMS", "FRAZIL_AGGREGATIONS", "FRAZIL_KAFKA", "PYICEBERG_HOME", MARK):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    parts = DemoParts(tmp_path / ".frazil" / "demo", tmp_path, stream="flights", kafka_port=1, airflow_port=2)
+    parts.make_home()
+    parts.enter_home()
+    monkeypatch.delenv("FRAZIL_HOME")
+    enter_running_demo()
+    assert (home(), capsys.readouterr().err) == (parts.home, f"Using the running demo (FRAZIL_HOME={parts.home}).\n")
+    monkeypatch.delenv("FRAZIL_HOME")
+    monkeypatch.setattr(os, "kill", Mock(side_effect=ProcessLookupError))
+    enter_running_demo()
+    assert home() == tmp_path / ".frazil", "the demo has ended"

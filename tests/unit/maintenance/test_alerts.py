@@ -18,7 +18,8 @@ from frazil.spec.maintenance import Alerts, Maintenance
 NOW_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 HOLD = 10 * MINUTE_MS
-SETTINGS = Maintenance(alerts=Alerts(hold=timedelta(minutes=10), manifests=100))
+LIMIT = 900
+SETTINGS = Maintenance(alerts=Alerts(hold=timedelta(minutes=10), manifests=100, lag=LIMIT))
 WELL = TableHealth(
     table="demo.t", at_ms=NOW_MS, snapshot_id=1, target_file_bytes=100 * 2**20, data_files=100,
     data_bytes=100 * 100 * 2**20, rows=1, delete_files=0, manifests=10, manifests_bytes=1, manifest_list_bytes=9_000,
@@ -44,18 +45,17 @@ def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, st
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
-    """Successive measurements of the last commit's age; None means that it is unknown."""
+    """Successive measurements of the lag; None means that it is unknown."""
     states, steps = AlertStates(), []
     for number, value in enumerate(values):
         now_ms = NOW_MS + number * every_ms
-        found = stream(lag=7, last_commit_at_ms=None if value is None else now_ms - value * 1000)
+        found = stream(lag=value, last_commit_at_ms=now_ms)
         steps.append(step(states, found, SETTINGS, now_ms=now_ms))
         states = AlertStates.from_json(json.loads(json.dumps(steps[-1].states.to_json())))
         assert states == steps[-1].states
     return steps
 
 
-LIMIT = int(SETTINGS.alerts.freshness.total_seconds())
 CLEAR = int(LIMIT * CLEARS_AT)
 VALUES = st.lists(st.one_of(st.none(), st.integers(0, 2 * LIMIT)), max_size=30)
 
@@ -102,7 +102,7 @@ def test_an_alert_is_said_once_when_it_begins_and_once_when_it_is_over():
     assert [len(s.fired) for s in steps] == [0, 0, 1, 0, 0, 0, 0]
     assert [len(s.resolved) for s in steps] == [0, 0, 0, 0, 0, 1, 0]
     assert steps[2].fired[0].since_ms == NOW_MS
-    over = "demo.t: the alert freshness:s is over: last commit 12 min 0 s ago, 7 records wait"
+    over = "demo.t: the alert lag:s is over: 720 records wait"
     assert steps[5].resolved[0].sentence == over
 
 
@@ -232,12 +232,14 @@ def test_files_that_grow_past_a_tenth_of_the_target_are_well_only_when_clearly_p
 
 def test_a_stream_is_stale_while_records_wait_or_their_number_could_not_be_read():
     old = NOW_MS - 20 * MINUTE_MS
-    assert "20 min 0 s ago, 7 records wait" in beyond(stream(lag=7, last_commit_at_ms=old))["freshness:s"]
+    assert (
+        "no commit for 20 min 0 s while 7 records wait" in beyond(stream(lag=7, last_commit_at_ms=old))["freshness:s"]
+    )
     assert beyond(stream(lag=0, last_commit_at_ms=old)) == {}
     said = beyond(stream(lag=None, lag_problem="Kafka at k:9092 does not answer.", last_commit_at_ms=old))
     assert said["freshness:s"].startswith(
-        "stream s of demo.t has no recent commit, and its lag is unknown (Kafka at k:9092 does not answer): "
-        "last commit 20 min 0 s ago, an unknown number of records wait"
+        "stream s of demo.t is late: no commit for 20 min 0 s while records may wait; the lag is unknown (Kafka at "
+        "k:9092 does not answer). `frazil status s` shows"
     )
 
     def value(lag: int | None, last_ms: int | None) -> float | None:
@@ -254,12 +256,22 @@ def test_a_lag_that_cannot_be_read_is_unknown_and_reported_where_its_alert_is_de
     said = "the lag of stream s cannot be read, so no alert about it fires: Kafka does not respond"
     assert beyond(unknown, settings)["unmeasured:s"] == said
     assert "unmeasured:s" not in beyond(stream(lag=7), settings)
-    assert "unmeasured:s" not in beyond(unknown), "freshness reports it"
+    assert "unmeasured:s" not in beyond(unknown, Maintenance()), "freshness reports it"
     before = AlertStates({"lag:s": AlertState(NOW_MS - 1, active=True)})
     (active,) = (a for a in step(before, unknown, settings, now_ms=NOW_MS).active if a.rule == "lag:s")
     assert (active.value, active.sentence) == (
         "unknown", "the lag of stream s is unknown now: Kafka does not respond"
     )  # fmt: skip
+
+
+def test_freshness_counts_from_the_last_time_at_which_no_record_waited_and_fires_at_once():
+    old, settings = NOW_MS - 60 * MINUTE_MS, Maintenance()
+    quiet = stream(lag=5, last_commit_at_ms=old, caught_up_at_ms=NOW_MS - 7_000)
+    assert beyond(quiet, settings) == {}, "its records came seven seconds ago"
+    behind = stream(lag=5, last_commit_at_ms=NOW_MS - 9_000, caught_up_at_ms=NOW_MS - 16 * MINUTE_MS)
+    said = beyond(behind, settings)["freshness:s"]
+    assert "the oldest of 5 waiting records has waited for 16 min 0 s; the last commit was 9.0 s ago" in said
+    assert [alert.rule for alert in step(AlertStates(), behind, settings, now_ms=NOW_MS).fired] == ["freshness:s"]
 
 
 def test_a_stream_that_lags_is_named_with_what_waits():

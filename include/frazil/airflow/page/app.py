@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
@@ -28,7 +29,7 @@ from airflow.configuration import conf
 from airflow.models import Log
 from airflow.models.dag import DagModel
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse, Response
@@ -50,6 +51,7 @@ HEADERS = {
 }
 log = logging.getLogger(__name__)
 MAX_FORM_BYTES = 64 * 2**10
+Moment = Annotated[datetime | None, Query()]
 OUTCOMES = {422: "refused", 504: "not known"}
 """An action's outcome in Airflow's audit log, by the response's status. With any other status, it failed."""
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -73,10 +75,12 @@ def operations_page() -> FastAPI:
         return json_response(views.overview(partial(visible, user), airflow=alive.sentences()))
 
     @app.get("/api/stream/{name}")
-    def stream(name: str, user: GetUserDep, hours: int = 6, tables: str = "") -> Response:
+    def stream(  # noqa: PLR0913 - a request's options
+        name: str, user: GetUserDep, *, hours: int = 6, tables: str = "", begin: Moment = None, end: Moment = None
+    ) -> Response:
         from frazil.airflow.page import one_stream
 
-        wish = one_stream.ViewOptions(hours, tables)
+        wish = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         found = one_stream.stream(name, wish, partial(visible, user), partial(is_permitted, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
@@ -113,6 +117,12 @@ def operations_page() -> FastAPI:
         conclude(entry, f"done: {done.said}")
         return json_response(done)
 
+    @app.get("/runbook.html")
+    def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
+        from frazil.airflow.page.runbook import render
+
+        return Response(render(), media_type="text/html", headers=HEADERS)
+
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         kind = MEDIA_TYPES.get(name.rpartition(".")[2])
@@ -122,6 +132,13 @@ def operations_page() -> FastAPI:
         return Response(file.read_bytes(), media_type=kind, headers=HEADERS)
 
     return app
+
+
+def _to_ms(moment: datetime | None) -> int | None:
+    """Return a time of a request in milliseconds. A time without a zone is in UTC."""
+    return (
+        None if moment is None else round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,12 +24,12 @@ from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import fetch_history, fetch_routed, fetch_topics, fetch_writers
 from frazil.operations.offers import build_standing, possible_actions
 from frazil.operations.overview import Around, build_line
-from frazil.operations.rates import mean_rates
+from frazil.operations.rates import add_arrivals, compute_trend, mean_rates
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
     History,
-    Range,
+    Period,
     StreamView,
     describe_stream,
     downsample,
@@ -54,10 +54,12 @@ KEEP_ROUTED_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices in the view: the period in hours, and a search for tables of the route."""
+    """The user's choices in the view: a period or a span of time, and a search for tables of the route."""
 
     hours: int = 6
     tables: str = ""
+    begin_ms: int | None = None
+    end_ms: int | None = None
 
 
 def stream(name: str, wish: ViewOptions, sees: Sees, may_act: Callable[[str], bool]) -> StreamView | None:
@@ -88,14 +90,14 @@ class Requests:
     routed: PendingAnswer[dict[str, str]] | None
 
     @classmethod
-    def begin(cls, spec: StreamSpec, shown: Range) -> Self:
+    def begin(cls, spec: StreamSpec, wish: ViewOptions, shown: Period) -> Self:
         ask, group, key, name = answers().ask, group_of(spec), status_key(spec), spec.name
-        past = partial(fetch_history, spec, past_ms=shown.past_ms)
+        past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
         specs = [one.spec for one in declared().value or () if one.spec]
         tables = partial(fetch_routed, spec, specs)
         return cls(
             status=views.ask_status(spec, first=True),
-            history=ask(group, ("history", shown, *key), past, keep_s=KEEP_S, first=True),
+            history=ask(group, ("history", shown.hours, wish.begin_ms, *key), past, keep_s=KEEP_S, first=True),
             ends=ask(f"Kafka of {name}", ("topics", *key), partial(fetch_topics, spec), keep_s=KEEP_S),
             writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=KEEP_S),
             dags=ask("Airflow", ("dags", name), partial(paused_dags, _dags(spec)), keep_s=KEEP_S),
@@ -105,8 +107,8 @@ class Requests:
 
 
 def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: bool) -> StreamView:
-    shown = Range.of(wish.hours)
-    requests = Requests.begin(spec, shown)
+    shown = Period.of(wish.hours, wish.begin_ms, wish.end_ms, now_ms=clock.now_ms())
+    requests = Requests.begin(spec, wish, shown)
     answer = _gather(requests.status, WITHIN_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     dags = _gather(requests.dags).value
@@ -123,7 +125,7 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
         at_ms=clock.now_ms(),
         line=line,
         facts=describe_stream(spec, around.names),
-        commits=found.commits,
+        has_commits=found.has_commits,
         rejected=found.rejected,
         changes=found.changes,
         last_changes=answer.value.changes if answer.value else {},
@@ -147,10 +149,13 @@ def _view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may_act: 
             spec, build_standing(answer.value, history.value, is_read=history.at_ms is not None and not history.problem)
         ),
         problems=without_repeats(unreadable_parts, answer.value),
-        range=shown,
+        period=shown,
         points=points,
-        rates=mean_rates(points, recorded),
-        happened=tuple(reversed(found.past.happened[-MAX_STREAM_EVENTS:])),
+        rates=add_arrivals(mean_rates(points, recorded), points),
+        trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
+        happened=tuple(
+            reversed([one for one in found.past.happened if shown.contains(one.at_ms)][-MAX_STREAM_EVENTS:])
+        ),
     )
 
 

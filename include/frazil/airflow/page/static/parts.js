@@ -29,6 +29,7 @@ export function needed(needs, key) {
 
 function entry(runbook, key) {
   const name = runbook.split("#").at(-1);
+  if (runbook.startsWith("docs/runbook.md")) return h("small", { class: "runbook" }, h("a", { href: `runbook.html#${name}`, "data-key": key }, `Runbook: ${name}`));
   if (!/^https?:\/\//.test(runbook)) return h("small", { class: "runbook" }, "Runbook: ", h("code", {}, runbook));
   return h("small", { class: "runbook" }, h("a", { ...linkOut(runbook), "data-key": key }, `Runbook: ${name}`));
 }

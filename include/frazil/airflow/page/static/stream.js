@@ -7,13 +7,12 @@ import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
 import { heldBy, needsList, way, words } from "./parts.js";
-import { recorded } from "./recorded.js";
+import { periodOf, recorded } from "./recorded.js";
 import { routed } from "./routed.js";
-import { timelines } from "./timeline.js";
 
 export const title = (name) => name;
-export const path = (name, state) => `stream/${encodeURIComponent(name)}?${new URLSearchParams({ hours: state.hours || 6, tables: state.tables || "" })}`;
-export const begin = () => ({});
+export const path = (name, state) => `stream/${encodeURIComponent(name)}?${new URLSearchParams({ hours: state.hours || 6, tables: state.tables || "", ...(state.begin && { begin: state.begin }), ...(state.end && { end: state.end }) })}`;
+export const begin = () => periodOf(location.hash);
 
 export function draw(view, state, page) {
   const { line } = view;
@@ -26,7 +25,6 @@ export function draw(view, state, page) {
     view.backfill && underWay(view.backfill),
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
-    view.commits.length ? charts(view) : nothingYet(view),
     recorded(view, state, page),
     partitions(view),
     routed(view, state, page),
@@ -49,12 +47,19 @@ function numbers(view) {
     "dl",
     { class: "numbers" },
     number("Freshness", fresh, `now; ${duration(line.promise_ms)} promised`),
-    number("Lag", count(line.lag), line.lag === null ? "unknown" : "records, now"),
+    number("Lag", count(line.lag), line.lag === null ? "unknown" : `records, now${catchesUp(view)}`),
     number(["Records", mean(line)].filter(Boolean).join(", "), rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
     line.has_windows && number("Complete without holes to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), left(view)),
     line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "as measured last"),
   );
+}
+
+/** When the lag will be 0, or how fast it grows, at the rates of the last minutes. */
+function catchesUp({ line, trend }) {
+  if (!trend || !line.lag) return "";
+  if (trend.caught_up_in_ms !== null) return `; caught up in ${duration(trend.caught_up_in_ms)}: ${rate(trend.records_per_s)} written, ${rate(trend.arrived_per_s)} arrive`;
+  return trend.arrived_per_s > 1.05 * trend.records_per_s ? `; grows: ${rate(trend.arrived_per_s)} arrive, ${rate(trend.records_per_s)} written` : "";
 }
 
 /** The start of the count, and the number that is left after replays and discards, if it is known for all. */
@@ -70,28 +75,6 @@ function number(name, value, beside) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
 }
 
-function charts(view) {
-  const pairs = view.commits.map((commit, i) => ({ commit, before: view.commits[i - 1] }));
-  const perSecond = pairs.slice(1).map(({ commit, before }) => {
-    const seconds = Math.max(commit.at_ms - before.at_ms, 1) / 1000;
-    return { at: commit.at_ms, value: commit.records / seconds, bad: commit.rejected / seconds };
-  });
-  const behind = view.commits.map((commit) => ({
-    at: commit.at_ms,
-    value: commit.watermark_ms === null ? null : Math.max(commit.at_ms - commit.watermark_ms, 0),
-  }));
-  const apart = pairs.slice(1).map(({ commit, before }) => ({ at: commit.at_ms, value: commit.at_ms - before.at_ms }));
-  const size = view.commits.map((commit) => ({ at: commit.at_ms, value: commit.bytes }));
-  const pictures = [
-    { points: perSecond, title: "Records per second, by commit", bars: true, say: rate },
-    { points: behind, title: "Watermark behind the clock", say: duration },
-    { points: apart, title: "Time between commits", say: duration, limit: view.line.promise_ms },
-    { points: size, title: `Bytes of each commit${view.routes ? " to its default table" : ""}`, bars: true, say: bytes },
-  ];
-  const known = ({ points }) => view.commits.length < 3 || points.some(({ value }) => value !== null);
-  return h("section", { class: "charts" }, timelines(pictures.filter(known), view.at_ms));
-}
-
 function happened(view) {
   if (!view.happened.length) return null;
   return h(
@@ -100,11 +83,6 @@ function happened(view) {
     h("h2", {}, "What happened"),
     h("ol", { class: "runs" }, view.happened.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
-}
-
-function nothingYet(view) {
-  if (view.pending) return h("section", { class: "empty" }, h("p", {}, "Loading the table …"));
-  return h("section", { class: "empty" }, h("h2", {}, "No commits yet"), h("p", {}, "Charts appear here after the second batch."));
 }
 
 const HEAT = 5;

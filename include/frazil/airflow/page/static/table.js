@@ -134,7 +134,7 @@ export function windows(view) {
         "table",
         { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell) => h("td", {}, cell && sign(cell, said, addressOf(view, cell), cell === chosen)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && sign(cell, said, addressOf(view, cell), cell === chosen)))))),
       ),
     ),
     said,

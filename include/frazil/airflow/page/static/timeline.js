@@ -13,31 +13,39 @@ const BAR = 14;
 const ARROW = 5;
 const ROOM = 16; // above the picture, for arrows and what they say
 const WORDS = 55; // the width of these
+const MARKED = 12; // a pointer that moved less has marked no span of time
+let began = null; // where a span of time begins; the drawing may be replaced until it ends
 const WHOLE = [bytes, count, short]; // no half of what these say
 
-/** Figures of several series, {points, ...options} each; those with nothing but zeros come last, where they leave no gap. */
-export function timelines(pictures, now) {
+/**
+ * Figures of several series, {points, ...options} each, over the same time. Those with nothing but zeros come last, where
+ * they leave no gap. `onspan(from, to)` is called with a span of time that the pointer has marked.
+ */
+export function timelines(pictures, { now, from, to, onspan }) {
   const says = ({ points }) => points.some(({ value }) => value);
-  const drawn = pictures.map((one) => [says(one), timeline(one.points, { ...one, now })]);
+  const drawn = pictures.map((one) => [says(one), timeline(one.points, { ...one, now, from, to, onspan })]);
   return [true, false].map((full) => drawn.filter(([has]) => has === full).map(([, figure]) => figure));
 }
 
 /**
  * A figure of `points` [{at, value, bad, span}], oldest first; `bad` is the part of value that is drawn in the colour of
- * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a line), limit (what should not be
- * crossed: a line, unless the values would be flat below it, and words in any case).
+ * trouble, and a value with a `span` holds for so long after `at`. `options`: title, say(value) as text, now, bars (else a
+ * line), limit (what should not be crossed: a line, unless the values would be flat below it, and words in any case),
+ * against ({points, name}: a second series, as a line), from and to (the axis; else the points' own time), onspan.
  */
 export function timeline(points, options) {
-  const { title, say = short, now, bars = false, limit } = options;
-  const shown = points.filter(({ value }) => value !== null && value !== undefined);
+  const { title, say = short, now, bars = false, limit, onspan } = options;
+  const known = (some) => some.filter(({ value }) => value !== null && value !== undefined);
+  const shown = known(points);
+  const against = known(options.against?.points || []);
   const last = shown.at(-1);
   const read = h("output", { class: "read" }, last ? say(last.value) : "");
   const head = h("figcaption", {}, h("h3", {}, title, limit > 0 && h("small", {}, `, ${say(limit)} promised`)), read);
   if (shown.length < 2) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, "Not enough commits yet."));
-  const from = shown[0].at;
-  const to = Math.max(now, last.at + (last.span || 0), from + 1);
+  const from = options.from ?? shown[0].at;
+  const to = options.to ?? Math.max(now, last.at + (last.span || 0), from + 1);
   if (!shown.some(({ value }) => value)) return h("figure", { class: "chart" }, head, h("p", { class: "faint" }, `Always ${say(0)} since ${moment(from, now)}.`));
-  const most = readable(shown);
+  const most = readable([...shown, ...against]);
   const top = niceTop(limit && limit <= FLAT * most ? Math.max(most, limit) : most, say);
   const beyond = shown.filter(({ value }) => value > top);
   const roof = TOP + (beyond.length ? ROOM : 0);
@@ -56,17 +64,29 @@ export function timeline(points, options) {
       s("text", { x: x(at), y: HEIGHT - 5, "text-anchor": ["start", "middle", "end"][i] }, moment(at, now)),
     ),
     bars ? drawBars(shown, x, y) : drawLine(shown, x, y),
+    against.length > 1 && s("g", { class: "against" }, drawLine(against, x, y)),
     limit && limit <= top && s("line", { class: "limit", x1: LEFT, x2: WIDTH - RIGHT, y1: y(limit), y2: y(limit) }),
     arrows(beyond, (point) => x(point.at) + (point.span ? (x(point.at + point.span) - x(point.at)) / 2 : 0), roof, say),
     cursor,
   );
-  drawing.addEventListener("pointermove", (event) => {
+  const place = (event) => {
     const box = drawing.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    return ((event.clientX - box.left) / box.width) * WIDTH;
+  };
+  const time = (at) => from + Math.min(Math.max((at - LEFT - inset) / (WIDTH - LEFT - RIGHT - 2 * inset), 0), 1) * (to - from);
+  drawing.addEventListener("pointerdown", (event) => (began = place(event)));
+  drawing.addEventListener("pointerup", (event) => {
+    const [a, b] = [began, place(event)].sort((one, other) => one - other);
+    if (began !== null && b - a > MARKED) onspan?.(time(a), time(b));
+    began = null;
+  });
+  drawing.addEventListener("pointermove", (event) => {
+    const at = place(event);
     const near = shown.reduce((a, b) => (Math.abs(x(a.at) - at) < Math.abs(x(b.at) - at) ? a : b));
     cursor.setAttribute("x1", x(near.at));
     cursor.setAttribute("x2", x(near.at));
-    read.textContent = `${say(near.value)} at ${moment(near.at, now)}${near.value > top ? ", above the scale" : ""}`;
+    const other = against.find(({ at: its }) => its === near.at);
+    read.textContent = `${say(near.value)}${other ? `, ${say(other.value)} ${options.against.name},` : ""} at ${moment(near.at, now)}${near.value > top ? ", above the scale" : ""}`;
   });
   drawing.addEventListener("pointerleave", () => {
     cursor.setAttribute("x1", -9);

@@ -1,0 +1,24 @@
+"""Renders the runbook as a page, so that each alert links to its entry wherever Airflow is reached."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from itertools import pairwise
+
+from markdown_it import MarkdownIt
+
+
+def render() -> str:
+    """Return the runbook as HTML. Its entries have the ids that `runbook_link` names; other pages are not served."""
+    static = files("frazil.airflow.page") / "static"
+    text = (static / "runbook.md").read_text()
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(text)
+    for heading, inline in pairwise(tokens):
+        if heading.type == "heading_open":
+            heading.attrSet("id", inline.content)
+    for token in (child for one in tokens for child in one.children or ()):
+        if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
+            token.attrs = {}
+    shown = markdown.renderer.render(tokens, markdown.options, {})
+    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", shown)
