@@ -126,7 +126,8 @@ class TableSignals:
     def _since(self, number: int) -> BooleanExpression:
         """Return a filter for the days that may have signals after a number, from summaries of unexpired appends."""
         starts = []
-        for snapshot in ancestors(self.at.metadata) if self.at else ():
+        # The group's appends do not have the signals from before the table joined it.
+        for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
             if summary.get(TABLE_KEY) != (self.group or self.table):
                 continue

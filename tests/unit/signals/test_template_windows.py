@@ -229,13 +229,18 @@ def test_a_table_that_joins_the_group_does_not_send_its_earlier_windows_again() 
     seen = assess(catalog, [view])
     assert seen is not None
     assert len(signal_windows(catalog, seen, clock_ms=1)) == 2
-    made.spec = declared()
-    made.run({"shop.raw_web": 1}, at_us=hour(2.6))
-    signalled(made)
+    later = {"complete-from": "2023-11-15T00:00:00Z"}
+    made.spec = declared(**later, route={"complete": [TEMPLATE, "shop.raw_web"]})
+    made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(2.6))
     made.run({"main": 1}, at_us=hour(3.5))
-    signalled(made)
+    assert signalled(made) == {("shop.raw_app", "2023-11-15T00", 1, 1)}
+    made.spec = declared(**later)
+    assert signalled(made) == {("shop.raw_web", "2023-11-15T00", 1, 1)}
     whole, web = (TableSignals.load(catalog, table) for table in (TEMPLATE, "shop.raw_web"))
-    assert [s.partition for s in whole.after(0) if s.table == "shop.raw_web"] == ["2023-11-15T00"]
+    assert {(s.table, s.partition) for s in whole.after(0)} == {
+        ("shop.raw_app", "2023-11-15T00"),
+        ("shop.raw_web", "2023-11-15T00"),
+    }
     assert [s.partition for s in web.after(0)] == ["2023-11-14T22", "2023-11-14T23", "2023-11-15T00"]
 
 
