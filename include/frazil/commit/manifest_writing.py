@@ -91,8 +91,8 @@ MAX_CACHED_ENCODINGS = 64
 """Maximum number of cached encodings: two for each of a stream's tables."""
 
 
-MAX_KEPT_MANIFESTS = 256
-"""Maximum number of manifests whose entries are kept in memory: about two kilobytes for each file."""
+MAX_KEPT_BYTES = 64 * 2**20
+"""Maximum memory for the entries of manifests: about a kilobyte for each file, and 40 bytes for each column of it."""
 MAX_KEPT_FILES = 32
 """Maximum number of files of a commit whose entries are kept: manifests of large commits are few."""
 MAX_KEPT_ENTRIES = 1_024
@@ -438,8 +438,15 @@ class WrittenEntries:
                     data_file=entry.data_file,
                 )
 
+    def memory_bytes(self) -> int:
+        """Estimate the memory that the entries take."""
+        return sum(_ENTRY_BYTES + len(data_file) for data_file in self.copied.data_files)
 
-recently_written = BoundedCache[WrittenEntries](MAX_KEPT_MANIFESTS)
+
+_ENTRY_BYTES = 1_000
+"""Memory (bytes) of an entry without its copied data file."""
+
+recently_written = BoundedCache[WrittenEntries](MAX_KEPT_BYTES, WrittenEntries.memory_bytes)
 """The entries of manifests that this process wrote and has not merged, by path."""
 
 

@@ -55,7 +55,7 @@ def create_client(client: Callable[[dict[str, Any]], Client], properties: Mappin
         try:
             return make_token(config)
         except Exception as error:
-            failures.append(error)
+            failures[:] = [error]  # only the last: a client may live, and fail, for days
             raise
 
     try:

@@ -112,6 +112,8 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
     # The signals come first: if another process signals after this, the append finds the cursor moved.
     signals = TableSignals.load(catalog, specs[0].table.identifier)
     with translate_catalog_errors(catalog.name):
+        # The default table comes first: the rows of its batches are in the table that is loaded later, or missing.
+        decided = {spec.name: DecidedBatches.load(catalog, spec) for spec in specs if isinstance(spec, RoutedStream)}
         try:
             table = catalog.load_table(specs[0].table.identifier)
         except NoSuchTableError:
@@ -123,7 +125,7 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
     created = [spec for spec in specs if not _made_elsewhere(spec, table)]
     if not created:
         raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
-    return _assess(table, created, signals, limit=limit)
+    return _assess(table, created, signals, limit=limit, decided=decided)
 
 
 def assess_group(
@@ -141,9 +143,8 @@ def assess_group(
     grain = Grain(spec.window)
     signals = TableSignals.load(catalog, spec.table.identifier)
     with translate_catalog_errors(catalog.name):
-        # The default table comes first: the rows of its batches are in the tables that are loaded later, or missing.
-        decided = DecidedBatches.load(catalog, spec)
-        bound_us = decided.feed(spec).complete_until_us
+        decided = {spec.name: DecidedBatches.load(catalog, spec)}  # first, as in `assess_table`
+        bound_us = decided[spec.name].feed(spec).complete_until_us
         own = {*route.tables.values(), *route.complete, spec.default_table, spec.dead_letter_table}
         found = {name: signals.of(name) for name in list_matching_names(catalog, route) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
@@ -177,13 +178,15 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     signals: TableSignals,
     *,
     limit: int,
-    decided: DecidedBatches | None = None,
+    decided: Mapping[str, DecidedBatches],
     begin_us: int | None = None,
 ) -> Assessment:
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
     spec = specs[0]
     grain, name = Grain(spec.window or ""), signalled_as(spec)
-    signals = dataclasses.replace(signals, group=name if name != spec.table.identifier else None)
+    group = name if name != spec.table.identifier else None
+    if group != signals.group:
+        signals = dataclasses.replace(signals, group=group, since=signals.number)
     feeds = find_feeds(table, specs, decided)
     cursor = _cursor_for(signals.cursor, table)
     if _is_behind(table, cursor):
@@ -240,21 +243,23 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
     return metadata.next_sequence_number() <= cursor.sequence_number
 
 
-def find_feeds(table: Table, specs: Iterable[StreamSpec], decided: DecidedBatches | None = None) -> tuple[Feed, ...]:
+def find_feeds(
+    table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DecidedBatches] | None = None
+) -> tuple[Feed, ...]:
     """Return the streams that feed a table: streams with a marker in it, and declared streams that have not started.
 
-    Unless it is given, `decided` is loaded for a table of a route.
+    `decided` has the decided batches of each stream with a route, by name. Unless given, they are loaded.
     """
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(
-        _find_feed(table, stream, declared.get(stream), markers.get(stream), decided)
+        _find_feed(table, stream, declared.get(stream), markers.get(stream), decided or {})
         for stream in sorted({*declared, *markers})
     )
 
 
 def _find_feed(
-    table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: DecidedBatches | None
+    table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: Mapping[str, DecidedBatches]
 ) -> Feed:
     """Return one feeding stream, without a watermark if its position cannot be trusted."""
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
@@ -264,7 +269,7 @@ def _find_feed(
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
     if isinstance(spec, RoutedStream):
-        return _find_routed_feed(table, spec, marker, decided or DecidedBatches.load(table.catalog, spec))
+        return _find_routed_feed(table, spec, marker, decided.get(stream) or DecidedBatches.load(table.catalog, spec))
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)

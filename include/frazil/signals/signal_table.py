@@ -65,6 +65,8 @@ class TableSignals:
     """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
     """The group to which the table belongs."""
+    since: int = 0
+    """The number of the table's last signal before it joined the group, which does not have these signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
@@ -83,7 +85,7 @@ class TableSignals:
         """Return the signals of another table, as of the same time."""
         if self.at is None:
             return TableSignals(table, None, 0, None)
-        return TableSignals(table, *_read_cursor(self.at, table), self.at, _read_group(self.at, table))
+        return TableSignals(table, *_read_cursor(self.at, table), self.at, *_read_group(self.at, table))
 
     def members(self) -> list[TableSignals]:
         """Return the signals of each table of this group; for a table, only its own."""
@@ -127,7 +129,8 @@ class TableSignals:
         appends.
         """
         starts = []
-        for snapshot in ancestors(self.at.metadata) if self.at else ():
+        # The group's appends do not have the signals from before the table joined it.
+        for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
             summary = snapshot.summary.additional_properties if snapshot.summary else {}
             if summary.get(TABLE_KEY) != (self.group or self.table):
                 continue
@@ -144,8 +147,9 @@ class TableSignals:
         if is_group:
             named = StartsWith(term="table", value=prefix)
         signals = map(signal_from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
-        tables = {one.table for one in self.members()}
-        return tuple(sorted((s for s in signals if s.table in tables), key=lambda s: s.number))
+        since = {one.table: one.since if is_group else 0 for one in self.members()}
+        found = (s for s in signals if s.table in since and s.number > since[s.table])
+        return tuple(sorted(found, key=lambda s: s.number))
 
 
 def load_newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: int) -> tuple[Signal, ...]:
@@ -185,7 +189,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
         if seen.group is not None and _read_cursor(table, seen.group)[1] != shared:
             return Done(False)
         prepared = writer.prepare(table, summary=_append_summary(seen.group or seen.table, numbered), now_ms=clock_ms)
-        texts = {a.seen.table: _cursor_text(a.cursor, last[a.seen.table], token, seen.group) for a in appends}
+        texts = {a.seen.table: _cursor_text(a, last[a.seen.table], token) for a in appends}
         if seen.group is not None:
             number = first - 1 + len(numbered)
             texts[seen.group] = json.dumps({"format": FORMAT_VERSION, "number": number, "token": token})
@@ -235,12 +239,14 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         ) from error
 
 
-def _read_group(signals: Table, table: str) -> str | None:
-    text = signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table)
-    return None if text is None else json.loads(text).get("group")
+def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
+    """Return a table's group, and the number of its last signal before it joined the group."""
+    raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
+    return raw.get("group"), raw.get("since", 0)
 
 
-def _cursor_text(cursor: Cursor, number: int, token: str, group: str | None) -> str:
+def _cursor_text(append: Append, number: int, token: str) -> str:
+    cursor, group = append.cursor, append.seen.group
     return json.dumps(
         {
             "format": FORMAT_VERSION,
@@ -252,7 +258,7 @@ def _cursor_text(cursor: Cursor, number: int, token: str, group: str | None) -> 
             "table-uuid": cursor.table_uuid,
             "number": number,
             "token": token,
-            **({"group": group} if group else {}),
+            **({"group": group, "since": append.seen.since} if group else {}),
         },
         separators=(",", ":"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -11,10 +12,12 @@ Value = TypeVar("Value")
 class BoundedCache(Generic[Value]):
     """A thread-safe cache of up to `limit` values by name. It evicts the value that was stored first; reads do not
     matter.
+
+    With `weigh`, which returns a value's weight, the limit is the weight of all values.
     """
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
+        self._limit, self._weigh, self._weight = limit, weigh, 0
         self._kept: dict[str, Value] = {}
         self._lock = Lock()
 
@@ -26,11 +29,16 @@ class BoundedCache(Generic[Value]):
 
     def keep(self, name: str, value: Value) -> None:
         with self._lock:
-            self._kept.pop(name, None)
+            self._remove(name)
             self._kept[name] = value
-            while len(self._kept) > self._limit:
-                del self._kept[next(iter(self._kept))]
+            self._weight += self._weigh(value)
+            while self._weight > self._limit:
+                self._remove(next(iter(self._kept)))
 
     def forget(self, name: str) -> None:
         with self._lock:
-            self._kept.pop(name, None)
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if name in self._kept:
+            self._weight -= self._weigh(self._kept.pop(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestFile
 
 from frazil.commit import manifest_merging
-from frazil.commit.manifest_writing import recently_written
+from frazil.commit.manifest_writing import MAX_KEPT_BYTES, recently_written
 from frazil.commit.sweep import bare_path
 from frazil.table.branches import head_of
 from tests.java_rules import check_times
@@ -103,3 +104,39 @@ def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
         FAN_IN,
     ]
     assert world.rows() == [(0, number) for number in range(2 * FAN_IN + 1)]
+
+
+def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
+    committer = world.begin()
+    with world.load().transaction() as change:
+        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
+    commit(world, committer, 0, 2 * FAN_IN)
+    assert len(manifests(world)) == 2 * FAN_IN
+
+
+def test_commits_to_hundreds_of_other_tables_do_not_prevent_a_merge(world: Any):
+    committer = world.begin()
+    commit(world, committer, 0, FAN_IN)
+    (small, *_) = [recently_written.get(one.manifest_path) for one in manifests(world)]
+    others = [f"other-{number}" for number in range(500)]
+    for other in others:
+        recently_written.keep(other, small)
+    commit(world, committer, FAN_IN, FAN_IN + 1)
+    assert len(manifests(world)) == 2
+    for other in others:
+        recently_written.forget(other)
+
+
+def test_entries_of_large_manifests_take_bounded_memory(world: Any):
+    committer = world.begin()
+    commit(world, committer, 0, 1)
+    (small,) = [recently_written.get(one.manifest_path) for one in manifests(world)]
+    files = (bytes(10_000),) * 1_000
+    large = dataclasses.replace(small, copied=dataclasses.replace(small.copied, data_files=files))
+    for number in range(20):
+        recently_written.keep(f"large-{number}", large)
+    kept = [number for number in range(20) if recently_written.get(f"large-{number}")]
+    assert kept == list(range(20 - len(kept), 20))
+    assert len(kept) == MAX_KEPT_BYTES // 11_000_000
+    for number in kept:
+        recently_written.forget(f"large-{number}")

@@ -75,6 +75,32 @@ def test_an_hour_of_a_routed_table_is_complete_once_its_rows_are_there(made: Mad
     assert complete(made) == [1], "a batch without rows for the table counts too"
 
 
+def test_rows_that_land_while_a_table_is_assessed_are_not_missing_from_its_window(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.run({"shop.orders": 3}, at_us=hour(0.5))
+    made.batch({"shop.orders": 2}, at_us=hour(0.6))
+    catalog = load_catalog(None)
+    load, begun = catalog.load_table, list[str]()
+
+    def loaded(identifier: str) -> Any:
+        table = load(identifier)
+        if identifier == "shop.orders" and not begun:
+            begun.append(identifier)
+            made.follow()
+            made.run({"main": 1}, at_us=hour(1.5))
+            made.run({"main": 1}, at_us=hour(1.6))
+        return table
+
+    monkeypatch.setattr(catalog, "load_table", loaded)
+    view = view_from_table(made.spec, "shop.orders")
+    assert view is not None
+    found = assess_table(catalog, [view])
+    assert found is not None
+    assert begun
+    assert [one.rows for one in signal_windows(catalog, found, clock_ms=1) if one.rows] in ([], [5])
+
+
 def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRoute) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     made.run({"main": 1}, at_us=hour(1.5))

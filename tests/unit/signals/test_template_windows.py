@@ -220,6 +220,30 @@ def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keep
     assert {s.table for s in TableSignals.load(catalog, TEMPLATE).after(0)} == {"shop.raw_app"}
 
 
+def test_a_table_that_joins_the_group_does_not_send_its_earlier_windows_again() -> None:
+    made = begun("web", "app", route={"complete": ["shop.raw_web"]})
+    made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(1.5))
+    made.run({"main": 1}, at_us=hour(2.5))
+    catalog = load_catalog(None)
+    (view,) = feeding([made.spec], "shop.raw_web")
+    seen = assess_table(catalog, [view])
+    assert seen is not None
+    assert len(signal_windows(catalog, seen, clock_ms=1)) == 2
+    later = {"complete-from": "2023-11-15T00:00:00Z"}
+    made.spec = declared(**later, route={"complete": [TEMPLATE, "shop.raw_web"]})
+    made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(2.6))
+    made.run({"main": 1}, at_us=hour(3.5))
+    assert signalled(made) == {("shop.raw_app", "2023-11-15T00", 1, 1)}
+    made.spec = declared(**later)
+    assert signalled(made) == {("shop.raw_web", "2023-11-15T00", 1, 1)}
+    whole, web = (TableSignals.load(catalog, table) for table in (TEMPLATE, "shop.raw_web"))
+    assert {(s.table, s.partition) for s in whole.after(0)} == {
+        ("shop.raw_app", "2023-11-15T00"),
+        ("shop.raw_web", "2023-11-15T00"),
+    }
+    assert [s.partition for s in web.after(0)] == ["2023-11-14T22", "2023-11-14T23", "2023-11-15T00"]
+
+
 def test_expiry_keeps_what_signals_of_a_made_table_name() -> None:
     made = begun("web")
     made.run({"shop.raw_web": 1}, at_us=hour(0.5))
