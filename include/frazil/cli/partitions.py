@@ -35,7 +35,7 @@ class SourceStream:
 
     stream: str
     watermark: str | None
-    """None while it is unknown."""
+    """The watermark as text; None while it is unknown."""
     lateness: str
     held_back_by: str | None
     """The topic-partition that holds the watermark back, or None."""

@@ -111,8 +111,8 @@ def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
 def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
     """Return the access that a kubeconfig defines for a context, by default the current one.
 
-    Raises EnvironmentUnusable if the file is unreadable, or if it uses a feature that frazil does not support:
-    authentication plugins, a user name with password, client keys inside the file, or `insecure-skip-tls-verify`.
+    Raises EnvironmentUnusable if the file is unreadable or uses an unsupported feature. These are authentication
+    plugins, a user name with password, client keys inside the file, and `insecure-skip-tls-verify`.
     """
     try:
         config = yaml.safe_load(file.read_text())

@@ -16,7 +16,7 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 
 API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Environment variables, one of which must contain the path of the folder with the Hadoop cluster's configuration."""
+"""Environment variables: at least one must contain the path of the folder with the Hadoop cluster's configuration."""
 _WAITING_STATES = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 """YARN's states of an application that does not run yet."""
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")

@@ -1,4 +1,4 @@
-"""Records which try of which Airflow run supervises a stream, as a claim in the stream's run folder."""
+"""Claims of streams: the claim in a stream's run folder names the try of the Airflow run that supervises the stream."""
 
 from __future__ import annotations
 

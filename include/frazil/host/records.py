@@ -26,7 +26,7 @@ MAX_EXITS = 50
 
 
 class LaunchKind(StrEnum):
-    """Who launched a writer, and in which process it runs."""
+    """The launcher of a writer, and the process in which it runs."""
 
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"

@@ -43,7 +43,7 @@ class FieldStatistics:
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of texts that fit each type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """For each type, the first text that does not fit it."""
+    """The first text that does not fit each type."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
     """The earliest and the latest time among the texts."""

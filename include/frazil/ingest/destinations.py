@@ -30,7 +30,7 @@ UNKNOWN_TARGET: Target = ""
 """The target of records whose value has no known table. Their fields must not evolve any table."""
 
 _Destination = Target | Rejection | None
-"""Where the rows of a routing value go: a table, or a rejection (its index is unset). None if a table may be
+"""The destination of a routing value's rows: a table, or a rejection (its index is unset). None if a table may be
 created.
 """
 

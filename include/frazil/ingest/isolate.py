@@ -94,7 +94,7 @@ class IsolatedDecoder:
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send frames to the child, of which the last is a harmless record, and wait until it is decoded.
+        """Send frames to the child, the last of them a harmless record, and wait until it is decoded.
 
         Raises EnvironmentUnusable if the child dies.
         """

@@ -7,8 +7,8 @@ the next measurement. For each rule, the first case that matches applies:
   2. The value is unknown: nothing changes.
   3. The alert is active: it stays active until the value is at most 80 % of the threshold.
   4. The value is not beyond the threshold: the hold time restarts.
-  5. The last value beyond the threshold is older than the hold time, and older than three usual gaps between
-  measurements: the hold time restarts, because the values in between are unknown.
+    5. The last value beyond the threshold is older than the hold time and than three usual gaps between measurements:
+  the hold time restarts.
   6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 

@@ -259,7 +259,7 @@ def _select_within_budget(
     Rewrites are taken in order while they fit. The first one that does not fit is taken in part, and ends the run, so
     that no partition waits forever. A partition with shared delete files is taken whole or not at all. If such a
     partition, or one file with many deleted rows, exceeds the whole budget, it is taken alone. A rewrite that exceeds
-    the whole budget together with the files of `old` specs is skipped. So is one of which no part is certain to be
+    the whole budget together with the files of `old` specs is skipped. So is one without a part that is certain to be
     halved.
     """
     taken: list[Rewrite] = []

@@ -61,7 +61,7 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """Which snapshots expire, and which are kept longer."""
+    """The snapshots that expire, and those that are kept longer."""
 
     expire: tuple[int, ...]
     kept: Mapping[int, str]

@@ -277,7 +277,7 @@ def _find_similar_paths(candidates: Iterable[ListedFile], references: References
 
 
 def _share_problem(found: Evaluation, total_bytes: int, *, limit: int) -> str | None:
-    """Return why so many orphans must not be deleted; None if their share is within the limit."""
+    """Return why these orphans are too many to delete; None if their share is within the limit."""
     count, size = len(found.candidates), found.candidate_bytes
     if 100 * count <= limit * found.listed and 100 * size <= limit * total_bytes:
         return None

@@ -1,7 +1,7 @@
 """Alert rules of a stream. The rules about the health of a stream's table are in `frazil.maintenance.alert_rules`.
 
-Pure, except `find_incomplete_window`. A rule about a fact (an invalid file, held windows, failed runs) has no hold
-time: its alert fires as soon as the fact becomes true, and resolves as soon as it becomes false.
+Pure, except `find_incomplete_window`. Rules about facts (an invalid file, held windows, failed runs) have no hold
+time. Their alerts fire as soon as the fact becomes true, and resolve as soon as it becomes false.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""With fewer than `MIN_RECORDS` records, a percentage is unknown unless at least this many of them are bad."""
+"""Minimum number of bad records for a known percentage of fewer than `MIN_RECORDS` records."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""With fewer than `MIN_RECORDS` records, the threshold of a percentage is at least this high."""
+"""Minimum threshold of a percentage of fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days that a message lists."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")

@@ -44,8 +44,8 @@ class MaintainedTable:
 
     @property
     def full_check_at(self) -> timedelta:
-        """Time of day (UTC) of the full check. The tables of a route, of which there may be thousands, are spread over
-        the day.
+        """Time of day (UTC) of the full check. A route may have thousands of tables; their checks are spread over the
+        day.
         """
         return timedelta(seconds=crc32(self.name.encode()) % 86_400 if self.kind is TableKind.ROUTED else 0)
 

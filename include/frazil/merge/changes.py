@@ -33,7 +33,7 @@ class NewestChanges:
     superseded: int
     """Number of changes that lost to a newer change of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """By column, the index of the change that supplies each row's value. Has only columns that an earlier change
+    """The index of the change that supplies each row's value, by column. Has only columns that an earlier change
     fills.
     """
     orders: pa.Array | None = None

@@ -26,7 +26,7 @@ class LocatedRows:
     positions: Numbers
     """Positions of the rows in the file, in order."""
     changes: Numbers
-    """For each position, the index in `NewestChanges.rows` of the change with the same key."""
+    """The index in `NewestChanges.rows` of the change with the same key, for each position."""
     deleted: Numbers
     """Positions in the file that are already deleted by delete files."""
 

@@ -80,7 +80,7 @@ class WindowDecision:
     again: Mapping[Window, int]
     """Windows that were signalled before, with the number of late rows that arrived since then."""
     from_us: int | None
-    """With `through_us`, the range of the new cursor; None if no watermark is known."""
+    """The range of the new cursor, with `through_us`; None if no watermark is known."""
     through_us: int | None
     reason: str
 

@@ -187,7 +187,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
-    """Return the end of a message about two streams of a table, of which only one has `evolution: full`."""
+    """Return the end of a message about two streams of a table if only one of them has `evolution: full`."""
     return (
         f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may "
         "make a "

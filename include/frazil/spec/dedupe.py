@@ -1,4 +1,4 @@
-"""The declaration of which repeated records an append stream drops."""
+"""Declares the repeated records that an append stream drops."""
 
 from __future__ import annotations
 

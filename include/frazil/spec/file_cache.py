@@ -32,7 +32,7 @@ class _Entry(Generic[T]):
     """The cached result of a read: the value, or the text of its SpecError."""
 
     signatures: tuple[Signature, ...]
-    """Signatures of the file and of the files beside it."""
+    """Signatures of the file and of the files next to it."""
     value: T | None
     problem: str | None
 

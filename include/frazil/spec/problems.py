@@ -69,7 +69,7 @@ _BOUNDS = {
     "less_than": ("not below", "lt"),
     "less_than_equal": ("above", "le"),
 }
-"""For errors about a bound: the phrase, and the key of the bound in pydantic's context."""
+"""The phrase for each error about a bound, and the key of the bound in pydantic's context."""
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:

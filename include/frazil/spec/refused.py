@@ -30,7 +30,7 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "transform": lambda spec: spec.transform is not None,
     "application": lambda spec: spec.application is not None,
 }
-"""For each feature, a test of whether a stream has it."""
+"""A test for each feature: does a stream have it?"""
 _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
@@ -41,7 +41,7 @@ _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
-"""For each other setting, a function that returns its value as text."""
+"""A function for each other setting, which returns its value as text."""
 _SEVERAL_ROWS = "makes several rows from a record, and their order is undefined; leave it out with "
 """Beginning of the message about records with several rows; the feature follows."""
 _SEVERAL_TABLES = (

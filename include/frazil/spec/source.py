@@ -45,9 +45,9 @@ class Source(Model):
     )
     on_gap: Literal["fail", "skip"] = Field(
         default="fail",
-        description="If retention deleted unread records, or the log was truncated below offsets that were read: "
-        "`fail` ends the writer; `skip` continues at the first remaining offsets, and records the "
-        "lost ones in the snapshot's summary.",
+        description="What happens if retention deleted unread records, or the log was truncated below offsets that "
+        "were read. `fail` ends the writer. `skip` continues at the first remaining offsets, and records the lost "
+        "ones in the snapshot's summary.",
     )
     properties: Properties = Field(
         default_factory=dict,

@@ -52,8 +52,8 @@ def find_limits(kind: IcebergType) -> tuple[int, int] | None:
 def filter_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return a filter for rows with values from `lowest` to `greatest`.
 
-    A bound that all values of the type meet is omitted: PyIceberg would compare partitions with the value just beyond
-    the bound, and raise, because the type has no such value.
+    A bound that all values of the type meet is omitted. PyIceberg would compare partitions with the value just beyond
+    the bound, which does not exist in the type, and raise.
     """
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()

@@ -31,7 +31,7 @@ DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolea
 
 
 class Delete(Model):
-    """Which records delete the row of their key: `tombstones`, or a mapping."""
+    """The records that delete the row of their key: `tombstones`, or a mapping."""
 
     column: str | None = Field(default=None, description="The column that marks deletes.")
     values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mark a delete.")

@@ -170,7 +170,7 @@ Start = Annotated[
     BeforeValidator(_parse_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
-"""Where a new stream begins to read."""
+"""The place where a new stream begins to read."""
 Moment = Annotated[datetime, BeforeValidator(_parse_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
 """A time with a zone."""
 Properties = Annotated[

@@ -173,7 +173,7 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """On a cluster, delete files of failed attempts of the last batch again: an abandoned attempt may have written
+        """Delete files of failed attempts of the last batch again: on a cluster, an abandoned attempt may have written
         some late.
         """
         if self.last_journal is not None and self.spec.resources.on_cluster:

@@ -41,7 +41,7 @@ CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
-"""Where to look if a cluster provides no executors, by cluster manager."""
+"""The place to look if a cluster provides no executors, by cluster manager."""
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes longer than 10 s to start. Spark has no setting for this limit."""
 LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}

@@ -11,9 +11,9 @@ intervals, or after 20 s if these are shorter. The first matching rule applies:
    intervals.
 4. Commits advance the offsets, but the watermark has stayed the same for three intervals.
 
-These are not stalls: a topic without unread records; a backlog whose committed offsets advance, however large it is; a
-batch that takes longer than three intervals while its records or its phase advance. The last exception is only for the
-*first* batch over the same offsets: a batch that is lost and read again brings no record nearer to the table.
+A topic without unread records is not a stall, nor is a backlog of any size whose committed offsets advance. A batch
+may take longer than three intervals while its records or its phase advance. This exception is only for the *first*
+batch over the same offsets: a batch that is lost and read again brings no record nearer to the table.
 
 Rule 4 needs two commits that left the watermark unchanged, so that one late record in a quiet topic is not a stall. The
 rule reports a topic-partition without records even if `watermark.idle-timeout` will release the partition later: that
@@ -151,8 +151,7 @@ class SampleHistory:
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     """The unread records of each topic-partition that has any."""
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """For each partition with open transactions: the offset where its readable part ends, and since when (ms) it ends
-    there.
+    """The offset where the readable part of each partition with open transactions ends, and since when (ms).
     """
 
 

@@ -46,7 +46,7 @@ MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
 
 @dataclass(frozen=True, slots=True)
 class ColumnSource:
-    """Where records have a column's values, and how these are read."""
+    """The place of a column's values in records, and how they are read."""
 
     unit: str | None = None
     path: FieldPath | None = None

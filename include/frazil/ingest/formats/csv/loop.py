@@ -33,7 +33,7 @@ class LineFormat(NamedTuple):
     """The declared format of lines, and the fields' names and kinds."""
 
     names: Octets
-    """For each field, the text before its value in JSON; all concatenated."""
+    """The text before each field's value in JSON; all concatenated."""
     name_ends: Numbers
     kinds: Numbers
     null: Octets
