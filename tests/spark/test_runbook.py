@@ -40,7 +40,10 @@ name: rides
 source: {topics: [rides], bootstrap-servers: "127.0.0.1:1"}
 table:
   identifier: city.rides
-  properties: {write.delete.mode: merge-on-read, write.metadata.previous-versions-max: "1"}
+  properties:
+    write.delete.mode: merge-on-read
+    write.metadata.previous-versions-max: "1"
+    commit.manifest-merge.enabled: "false"
 schema: {at: timestamptz not null}
 event-time: at
 partition-by: [day(at)]

@@ -21,6 +21,8 @@ from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, rece
 FAN_IN = 32
 """Number of manifests of one size class that are merged into one."""
 MAX_ENTRIES = 2_048
+MERGE_ENABLED = "commit.manifest-merge.enabled"
+"""Iceberg's table property that switches merging off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Write the manifest that replaces the `mergeable` ones for a snapshot; None without any."""
+    """Write the manifest that replaces the `mergeable` ones for a snapshot; None without any, or if merging is off."""
+    if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
+        return None
     found = mergeable(manifests)
     if len(found) < 2:
         return None

@@ -132,3 +132,11 @@ def test_entries_of_large_manifests_take_bounded_memory(world: Any):
     assert len(kept) == MAX_KEPT_BYTES // 11_000_000
     for number in kept:
         recently_written.forget(f"large-{number}")
+
+
+def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
+    committer = world.begin()
+    with world.load().transaction() as change:
+        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
+    commit(world, committer, 0, 2 * FAN_IN)
+    assert len(manifests(world)) == 2 * FAN_IN
