@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from frazil.commit.cost import BatchCost
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, Fate, Marker, read_marker
 from frazil.commit.rules import Continuity, check_same_source, continuity, dead_letter_continuity
@@ -100,6 +101,13 @@ def test_a_marker_survives_its_property(marker: Marker):
 @given(journals)
 def test_a_journal_survives_its_bytes(journal: Journal):
     assert Journal.from_bytes(journal.to_bytes()) == journal
+
+
+@given(journals)
+def test_a_journal_whose_cost_has_numbers_of_a_newer_version_is_read(journal: Journal):
+    raw = json.loads(dataclasses.replace(journal, cost=BatchCost(1, 2, 3)).to_bytes())
+    found = Journal.from_bytes(json.dumps({**raw, "cost": [*raw["cost"], 4]}).encode())
+    assert found == dataclasses.replace(journal, cost=BatchCost(1, 2, 3))
 
 
 @given(journals, st.data())
