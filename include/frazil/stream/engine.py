@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -11,7 +10,7 @@ from typing import Any, Protocol, Self
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.merge_tasks import MergeTasks
-from frazil.stream.stage_rows import StageRows, parse_answer
+from frazil.stream.stage_rows import StageRows, parse_answer, process_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def _task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def _cpu_s(answer: Mapping[str, Any]) -> float:
-    return 0.0 if answer.get("pid") == os.getpid() else answer.get("cpu_s", 0.0)
+    return 0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0)
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
