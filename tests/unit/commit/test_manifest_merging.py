@@ -106,6 +106,14 @@ def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
     assert world.rows() == [(0, number) for number in range(2 * FAN_IN + 1)]
 
 
+def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
+    committer = world.begin()
+    with world.load().transaction() as change:
+        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
+    commit(world, committer, 0, 2 * FAN_IN)
+    assert len(manifests(world)) == 2 * FAN_IN
+
+
 def test_commits_to_hundreds_of_other_tables_do_not_prevent_a_merge(world: Any):
     committer = world.begin()
     commit(world, committer, 0, FAN_IN)
@@ -132,11 +140,3 @@ def test_entries_of_large_manifests_take_bounded_memory(world: Any):
     assert len(kept) == MAX_KEPT_BYTES // 11_000_000
     for number in kept:
         recently_written.forget(f"large-{number}")
-
-
-def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
-    committer = world.begin()
-    with world.load().transaction() as change:
-        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
-    commit(world, committer, 0, 2 * FAN_IN)
-    assert len(manifests(world)) == 2 * FAN_IN
