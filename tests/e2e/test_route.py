@@ -300,7 +300,7 @@ def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_reco
     off = f"the table has 1 row that the route, as declared now, sends to table test.a: {stream.topic}-0 at offset 4"
     assert (moved.returncode, f"OFF   test.b: {off}" in moved.stdout) == (1, True), moved.stdout
     by_records = frazil("audit", "events")
-    assert (by_records.returncode, "--source compares each row's table" in by_records.stdout) == (3, True)
+    assert (by_records.returncode, "--source compares the table of each row" in by_records.stdout) == (3, True)
     a, b = (load_catalog(None).load_table(f"test.{name}") for name in "ab")
     a.append(b.scan("id == 4").to_arrow().select([field.name for field in a.schema().fields]))
     b.delete("id == 4")

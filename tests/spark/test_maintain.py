@@ -357,6 +357,13 @@ def test_spark_reads_compacts_and_expires_a_table_whose_small_manifests_a_writer
     )
     added = changes.format("iceberg").load(f"default.maintain.{name}").count()
     assert added == sum(int(s.summary["added-records"]) for s in made.table.metadata.snapshots[4:] if s.summary)
+    streamed = list[Any]()
+    stream = spark.readStream.format("iceberg").option("streaming-max-files-per-micro-batch", "1")
+    stream = stream.option("stream-from-timestamp", str(made.table.metadata.snapshots[0].timestamp_ms))
+    query = stream.load(f"default.maintain.{name}").writeStream.option("checkpointLocation", str(tmp_path / "stream"))
+    query = query.foreachBatch(lambda rows, _: streamed.extend(rows.select("kafka_offset").collect()))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert len(streamed) == made.landed
     done = made.maintain(later=timedelta(hours=2))
     assert [one.ending for one in done] == [Ending.DONE, Ending.DONE, Ending.DONE]
     made.land(4)

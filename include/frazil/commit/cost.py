@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
@@ -27,5 +27,6 @@ class BatchCost:
         return [self.cpu_ms, self.writes, self.reads]
 
     @classmethod
-    def from_json(cls, raw: Iterable[int]) -> BatchCost:
-        return cls(*raw)
+    def from_json(cls, raw: Sequence[int]) -> BatchCost:
+        """Read the numbers, without those that a newer version added: its journals stay readable."""
+        return cls(*raw[: len(SUMMARY)])

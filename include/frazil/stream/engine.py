@@ -5,7 +5,6 @@ Production uses Spark. Most tests use an engine that runs tasks in their own pro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -14,7 +13,7 @@ from typing import Any, Protocol, Self
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.merge_tasks import MergeTasks
-from frazil.stream.stage_rows import StageRows, parse_answer
+from frazil.stream.stage_rows import StageRows, parse_answer, process_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def _cpu_s(answer: Mapping[str, Any]) -> float:
-    return 0.0 if answer.get("pid") == os.getpid() else answer.get("cpu_s", 0.0)
+    return 0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0)
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:

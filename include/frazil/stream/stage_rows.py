@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -220,8 +221,13 @@ class StageRows:
         return report
 
 
-def _cpu_since(began_s: float) -> dict[str, float]:
-    return {"cpu_s": time.process_time() - began_s, "pid": os.getpid()}
+def _cpu_since(began_s: float) -> dict[str, Any]:
+    return {"cpu_s": time.process_time() - began_s, "process": process_name()}
+
+
+def process_name() -> str:
+    """Return the host and the id of this process. Processes of two containers may have the same id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _attempt_number() -> int:

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from frazil.commit.commit_checks import Continuity, check_same_source, classify_batch, classify_dead_letters
+from frazil.commit.cost import BatchCost
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, Fate, Marker, read_marker
 from frazil.errors import MarkerUnreadable, TopicRecreated
@@ -100,6 +101,13 @@ def test_a_marker_survives_its_property(marker: Marker):
 @given(journals)
 def test_a_journal_survives_its_bytes(journal: Journal):
     assert Journal.from_bytes(journal.to_bytes()) == journal
+
+
+@given(journals)
+def test_a_journal_whose_cost_has_numbers_of_a_newer_version_is_read(journal: Journal):
+    raw = json.loads(dataclasses.replace(journal, cost=BatchCost(1, 2, 3)).to_bytes())
+    found = Journal.from_bytes(json.dumps({**raw, "cost": [*raw["cost"], 4]}).encode())
+    assert found == dataclasses.replace(journal, cost=BatchCost(1, 2, 3))
 
 
 @given(journals, st.data())

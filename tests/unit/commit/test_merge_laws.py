@@ -35,7 +35,7 @@ class Killed(BaseException):
 @settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
 def test_the_table_is_what_the_changes_make(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
-        after.callback(setattr, merge_plan, "SPLIT_BYTES", merge_plan.MIN_SPLIT_BYTES)
+        after.callback(setattr, merge_plan, "MIN_SPLIT_BYTES", merge_plan.MIN_SPLIT_BYTES)
         merge_plan.MIN_SPLIT_BYTES = 0  # every group above its share is split
         world = upsert_world(catalog, Path(folder), spec, parallelism=parallelism)
         model = {}

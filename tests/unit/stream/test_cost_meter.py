@@ -7,6 +7,7 @@ import time
 
 from frazil.stream.cost_meter import CostMeter
 from frazil.stream.engine import read_answers
+from frazil.stream.stage_rows import process_name
 from frazil.table.storage_requests import count_request, upload_requests
 from tests.unit.stream.test_shuffled_answers import VALID, answered
 
@@ -40,10 +41,8 @@ def test_large_files_are_uploaded_in_parts():
 
 
 def test_tasks_of_other_processes_have_their_own_cpu():
-    found = answered(*[{**answer, "cpu_s": 0.25, "pid": -1} for answer in VALID])
+    found = answered(*[{**answer, "cpu_s": 0.25, "process": f"another:{os.getpid()}"} for answer in VALID])
     assert [one.cpu_s for one in found] == [0.5, 0.5]
-    assert [one.cpu_s for one in answered(*[{**answer, "cpu_s": 1.0, "pid": os.getpid()} for answer in VALID])] == [
-        0,
-        0,
-    ]
+    own = answered(*[{**answer, "cpu_s": 1.0, "process": process_name()} for answer in VALID])
+    assert [one.cpu_s for one in own] == [0, 0]
     assert read_answers([]) == ()

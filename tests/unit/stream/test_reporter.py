@@ -244,7 +244,7 @@ def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     reported: list[float] = []
-    monkeypatch.setattr(StallWatch, "stretch", lambda _, stretch: reported.append(stretch))
+    monkeypatch.setattr(StallWatch, "set_stretch", lambda _, stretch: reported.append(stretch))
     bench.waits()
     bench.reporter.set_throttle("the metadata grows", stretch=3.0)
     assert reported == []
