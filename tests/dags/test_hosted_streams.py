@@ -32,7 +32,7 @@ event-time: ts
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = importlib.import_module("frazil.airflow.writers.hosted_trigger")
     monkeypatch.setattr(found, "MIN_DEFERRAL_S", -1.0)
-    monkeypatch.setattr(found, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(found, "POLL_INTERVAL_S", 0.01)
     return found
 
 

@@ -92,7 +92,7 @@ def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what
 
 WITHOUT_CATALOG = {
     "_set_desired": (504, "not known: It is unknown whether the action was carried out: no answer. Check the state"),
-    "_with_desired": (422, "refused: Nothing was changed: no answer"),
+    "_add_desired_state": (422, "refused: Nothing was changed: no answer"),
 }
 
 

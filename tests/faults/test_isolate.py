@@ -22,7 +22,7 @@ FRAGILE = '''
 import os, signal
 import numpy as np
 import pyarrow as pa
-from frazil.ingest.decode import Decoded
+from frazil.ingest.decode import DecodedChunk
 
 def make(deadly):
     def decode(chunk):
@@ -35,7 +35,7 @@ def make(deadly):
         if b"error" in values:
             raise RuntimeError("a decoder's own error")
         print("a library that prints")
-        return Decoded(pa.table({"x": pa.array(values, pa.binary())}), np.arange(len(values)))
+        return DecodedChunk(pa.table({"x": pa.array(values, pa.binary())}), np.arange(len(values)))
     return decode
 '''
 

@@ -21,12 +21,12 @@ from frazil.stream.session import writer_properties
 LOOK = """
 import json, os, sys, threading
 before = len(os.listdir("/proc/self/fd"))
-from frazil.stream.worker_daemon import STAGE, preload
+from frazil.stream.worker_daemon import STAGE_MODULE, preload
 preload()
 print(json.dumps({
     "threads": len(os.listdir("/proc/self/task")),
     "files": len(os.listdir("/proc/self/fd")) - before,
-    "stage": STAGE in sys.modules,
+    "stage": STAGE_MODULE in sys.modules,
     "worker": "pyspark.worker" in sys.modules,
     "kafka": "confluent_kafka" in sys.modules,
     "loops": "frazil.ingest.kafka_columns" in sys.modules,
@@ -75,7 +75,9 @@ def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goe
 
 
 def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
-    done = checked("from frazil.stream import worker_daemon as d; d.STAGE = 'frazil.gone'; d.preload(); print('on')")
+    done = checked(
+        "from frazil.stream import worker_daemon as d; d.STAGE_MODULE = 'frazil.gone'; d.preload(); print('on')"
+    )
     assert done.stdout == "on\n"
     assert "No module named 'frazil.gone'" in done.stderr
 

@@ -196,7 +196,7 @@ class StageContext:
     their own environment, so no secret is sent to them.
     """
     format: str | Mapping[str, Any]
-    """The record format, as returned by `frazil.spec.formats.plain_format`."""
+    """The record format, as returned by `frazil.spec.formats.dump_format`."""
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
@@ -429,7 +429,7 @@ class StageResult:
     windows: Mapping[int, int] | None = None
     """Row counts by window start (microseconds since the epoch); None if windows are not counted."""
     notices: tuple[str, ...] = ()
-    """Notices for operators about how the task ran; see `frazil.events.NoticeGiven`."""
+    """Notices for operators about how the task ran; see `frazil.events.NoticeIssued`."""
     rejects: Rejects = Rejects()
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """Map a target to the new fields and types in its records; empty unless tables may evolve."""

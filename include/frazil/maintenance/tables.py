@@ -19,7 +19,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import may_have_created
 
 SIGNALS = "frazil.signals"
-"""A copy of `frazil.signals.signal_table.IDENTIFIER`. Importing that module would import PyIceberg."""
+"""A copy of `frazil.signals.signal_table.SIGNALS_TABLE`. Importing that module would import PyIceberg."""
 
 
 class TableKind(StrEnum):

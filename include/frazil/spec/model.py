@@ -374,7 +374,7 @@ class StreamSpec(Model):
 
         The encoding is the unit of times that arrive as numbers, `json` for strings that store JSON text, or `rest` for
         the column of other fields. For a column with more settings it is a mapping: see
-        `frazil.ingest.formats.fields.Reading`.
+        `frazil.ingest.formats.fields.ColumnSource`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}

@@ -109,8 +109,8 @@ class SupervisionPolicy:
     removal_grace_ms: int = 10 * SECOND_MS
     """How long (ms) a declaration may be missing before the stream counts as removed. Files may be being replaced.
 
-    Commands and DAGs wait longer (`frazil.spec.last_valid.MOMENT_MS`), because removing a DAG deletes its runs. A
-    writer that is stopped too early loses nothing.
+    Commands and DAGs wait longer (`frazil.spec.last_valid.MAX_FILE_ABSENCE_MS`), because removing a DAG deletes its
+    runs. A writer that is stopped too early loses nothing.
     """
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS

@@ -36,14 +36,14 @@ RUN = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from frazil import errors
-from frazil.cli.run import in_foreground
+from frazil.cli.run import run_in_foreground
 folder = Path(sys.argv[1])
 def write(voice):
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     (folder / "began").write_text(str(os.getpid()))
 {body}
-sys.exit(in_foreground("ticks", write))
+sys.exit(run_in_foreground("ticks", write))
 """
 UNTIL_REQUESTED = """
     asked.wait()

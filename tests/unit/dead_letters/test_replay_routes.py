@@ -227,7 +227,7 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
         return load(*args, **more)
 
     monkeypatch.setattr(cutting, "load_route_tables", replayed)
-    monkeypatch.setattr(cutting, "LOAD_ATTEMPTS", attempts)
+    monkeypatch.setattr(cutting, "MAX_LOAD_ATTEMPTS", attempts)
     found = CliRunner().invoke(frazil, ["cut", "shop", "--json", "--streams", str(tmp_path)])
     if attempts == 1:
         assert isinstance(found.exception, WriterBusy)
