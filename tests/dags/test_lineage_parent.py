@@ -102,7 +102,7 @@ def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_URL", ON["OPENLINEAGE_URL"])
     expected = module.parent_id(context())
-    with module.as_parent(context(), {"spark.x": "1"}) as properties:
+    with module.submit_as_parent(context(), {"spark.x": "1"}) as properties:
         assert os.environ[PARENT_VARIABLE] == expected
         assert properties == {
             "spark.yarn.appMasterEnv.OPENLINEAGE_PARENT_ID": expected,
@@ -110,11 +110,11 @@ def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
             "spark.x": "1",
         }
     assert PARENT_VARIABLE not in os.environ
-    with pytest.raises(SpecError, match="it failed"), module.as_parent(context(), {}):
+    with pytest.raises(SpecError, match="it failed"), module.submit_as_parent(context(), {}):
         raise SpecError("it failed")
     assert PARENT_VARIABLE not in os.environ
     monkeypatch.delenv("OPENLINEAGE_URL")
-    with module.as_parent(context(), {"spark.x": "1"}) as properties:
+    with module.submit_as_parent(context(), {"spark.x": "1"}) as properties:
         assert (properties, PARENT_VARIABLE in os.environ) == ({"spark.x": "1"}, False)
 
 
