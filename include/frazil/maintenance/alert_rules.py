@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_rounded_bytes
-from frazil.status.derive import freshness_ms, late_sentence
+from frazil.status.freshness import freshness_ms, late_sentence
 from frazil.timetext import format_utc
 
 RUNBOOK_VARIABLE = "FRAZIL_RUNBOOK"

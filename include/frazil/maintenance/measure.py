@@ -38,7 +38,7 @@ from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import freshness_limit_ms, freshness_ms
+from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors

@@ -11,7 +11,7 @@ from frazil.maintenance.alert_rules import runbook_link
 from frazil.operations.calendar import DelayReason
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.derive import freshness_limit_ms, freshness_ms
+from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.status.state import Level, State, StreamState
 from frazil.timetext import format_utc
 

@@ -20,7 +20,8 @@ from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
-from frazil.status.derive import derive_from_decision, freshness_limit_ms, process_problems, refine_state, shorten_error
+from frazil.status.derive import derive_from_decision, process_problems, refine_state, shorten_error
+from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.status.table import TableReading, error_text, read_stream_table
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit

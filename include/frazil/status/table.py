@@ -21,8 +21,8 @@ from frazil.errors import FrazilError, RolledBack, TableLost
 from frazil.host.launchers import open_launcher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import freshness_limit_ms
 from frazil.status.flow import compute_flow
+from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.desired import DesiredStore, table_fingerprint

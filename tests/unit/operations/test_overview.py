@@ -27,8 +27,9 @@ from frazil.operations.overview import (
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import MAX_START_DELAY_MS, freshness_limit_ms, refine_state
+from frazil.status.derive import MAX_START_DELAY_MS, refine_state
 from frazil.status.flow import Flow
+from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from tests.alerts_page import RULES
 

@@ -1,0 +1,51 @@
+"""Computes how long records wait for a stream. Pure.
+
+DAG files load this module through the alert rules, so it loads no PyIceberg.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Protocol
+
+from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_count
+from frazil.timetext import format_elapsed
+
+
+class Waiting(Protocol):
+    """Facts about waiting records, which a stream's state has, and its health in the measurement of a table."""
+
+    @property
+    def lag(self) -> int | None: ...
+    @property
+    def caught_up_at_ms(self) -> int | None: ...
+    @property
+    def last_commit_at_ms(self) -> int | None: ...
+
+
+def freshness_limit_ms(spec: StreamSpec) -> int:
+    """Return the maximum allowed age of the oldest waiting record in milliseconds."""
+    return spec.maintenance.stale_after_ms(spec.commit.longest_interval // timedelta(milliseconds=1))
+
+
+def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
+    """Return the largest possible age of the oldest waiting record in milliseconds; 0 if no record waits.
+
+    If it is not known when the writer had last caught up, the age counts from the last commit. Returns None before the
+    first commit.
+    """
+    since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
+    if since_ms is None:
+        return None
+    return 0 if known.lag == 0 else max(now_ms - since_ms, 0)
+
+
+def late_sentence(known: Waiting, age_ms: int, *, now_ms: int) -> str:
+    """Describe records that have waited for `age_ms`, or may have."""
+    commit_ms = known.last_commit_at_ms
+    if known.caught_up_at_ms is None or known.lag is None or commit_ms is None:
+        waiting = "records may wait" if known.lag is None else format_count(known.lag, "record", "waits|wait")
+        return f"no commit for {format_elapsed(age_ms)} while {waiting}"
+    waits = "1 record has waited" if known.lag == 1 else f"the oldest of {known.lag:,} waiting records has waited"
+    return f"{waits} for {format_elapsed(age_ms)}; the last commit was {format_elapsed(max(now_ms - commit_ms, 0))} ago"
