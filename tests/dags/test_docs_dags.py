@@ -36,7 +36,13 @@ def test_the_dag_files_of_the_pages_parse(
     assert sorted(whole["dags"]) == sorted(parsed["dags"])
     rest = parse(others, home=tmp_path / "airflow-of-others")
     assert (rest["errors"], rest["warnings"]) == ({}, [])
-    assert sorted(rest["dags"]) == ["flights_of_a_day", "flights_of_an_hour", "flights_report", "frazil_health"]
+    assert sorted(rest["dags"]) == [
+        "flights_of_a_day",
+        "flights_of_an_hour",
+        "flights_report",
+        "frazil_health",
+        "report",
+    ]
 
 
 STREAM = """

@@ -250,7 +250,7 @@ def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_
     dags = daily_dags(aggregations, streams=streams)
     assert "frazil_reconcile_orders" in dags
     assert "frazil_reconcile_payments" not in dags
-    assert "name it in route.complete" in str(dags["frazil_daily_payments"].doc_md)
+    assert "add it to route.complete of stream 'shop'" in str(dags["frazil_daily_payments"].doc_md)
 
 
 TEMPLATE = "shop.raw_{value}"
