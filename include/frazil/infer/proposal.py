@@ -194,7 +194,7 @@ def _describe_registry(
         yield f"# The columns come from {count_of} ({written.type}): those of {topic}-value and of the sample's ids."
         if written.unknown:
             unknown = ", ".join(map(str, written.unknown[:8]))
-        yield f"# The registry does not have these schema ids of the sample: {unknown}."
+            yield f"# The registry does not have these schema ids of the sample: {unknown}."
 
 
 def _render_head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:

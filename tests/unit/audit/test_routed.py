@@ -58,7 +58,7 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     found = audited(made)
     assert said(found) == {
         "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8",
-        "shop.raw_a": "the table has 2 rows, but the commit records count 4",
+        "shop.raw_a": "the table has 2 rows, but commit records count 4",
     }
 
 
@@ -70,8 +70,8 @@ def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
     orders.delete("kafka_offset = 1")
     found = audited(made)
     assert said(found) == {
-        "shop.orders": "the table has 2 rows, but the commit records count 3",
-        "shop.raw_a": "the table has 5 rows, but the commit records count 4",
+        "shop.orders": "the table has 2 rows, but commit records count 3",
+        "shop.raw_a": "the table has 5 rows, but commit records count 4",
     }
 
 
@@ -82,7 +82,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
     assert said(found)["shop-0"] == "1 row too many in the route, at offset 3"
-    assert said(found)["shop.other"] == "the table has 3 rows, but the commit records count 2"
+    assert said(found)["shop.other"] == "the table has 3 rows, but commit records count 2"
 
 
 def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:
@@ -119,7 +119,7 @@ def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one
     found = audited(made)
     sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
     assert any(said.startswith("shop.raw_a: the table is not in the catalog 'default'") for said in sentences)
-    assert "shop.raw_a: the table has 0 rows, but the commit records count 2" in sentences
+    assert "shop.raw_a: the table has 0 rows, but commit records count 2" in sentences
     assert any(s.startswith("shop.raw_b: a file whose rows wait for the table is missing") for s in sentences)
 
 
@@ -174,7 +174,7 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
     assert said(audited(made)) == {
         "shop-0": "the route is missing 1 row that the commit records count, first between offsets 0 and 2",
-        "shop.moved": "the table has 4 rows, but the commit records count 5",
+        "shop.moved": "the table has 4 rows, but commit records count 5",
     }
 
 

@@ -40,7 +40,7 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     assert deleted.sentence.startswith(
         "3 keys (ref b; ref c; …): each is in the table, although Kafka's newest record of the key is a delete"
     )
-    assert ("An older change" in deleted.sentence) == bool(order_by)
+    assert ("A change that is older than the delete" in deleted.sentence) == bool(order_by)
 
 
 def test_offsets_that_were_committed_again_are_reported_for_their_topic_partition() -> None:

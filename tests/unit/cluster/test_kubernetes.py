@@ -151,7 +151,10 @@ def test_kill_deletes_the_pod_at_once_and_says_which_right_it_lacks(api: Api) ->
     assert (method, path, headers["Authorization"]) == ("DELETE", PATH, "Bearer t")
     assert body["gracePeriodSeconds"] == 0
     api.answers["DELETE", PATH] = failure(403, "Forbidden")
-    with pytest.raises(AccessDenied, match=r"cannot delete the pod p: .* needs the verb delete for pods"):
+    with pytest.raises(
+        AccessDenied,
+        match=r"cannot delete the pod p: .* add the verb delete for pods to the Role of frazil's service account",
+    ):
         driver(api).kill()
     api.answers["DELETE", PATH] = failure(500, "etcd")
     with pytest.raises(EnvironmentUnusable, match="cannot delete the pod p: the Kubernetes API answered 500"):
@@ -294,7 +297,11 @@ def test_a_pod_is_created_once(api: Api) -> None:
         ),
         (failure(409, "Conflict"), ApiUnavailable, "does not admit the driver's pod now: Conflict"),
         (failure(500, "etcd"), ApiUnavailable, "answered 500"),
-        (failure(403, "pods is forbidden"), AccessDenied, "pods is forbidden; if it is a missing right, the Role of"),
+        (
+            failure(403, "pods is forbidden"),
+            AccessDenied,
+            "pods is forbidden; if a permission is missing, add the verb create for pods to the Role of",
+        ),
         (failure(401, "Unauthorized"), AccessDenied, "rejects frazil's token"),
         (
             failure(404, "namespaces frazil not found"),

@@ -126,7 +126,7 @@ class Killed(BaseException):
 @settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
 def test_the_table_has_what_the_rule_keeps_of_all_rows_in_their_order(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
-        for name in ("SPLIT_BYTES", "SHARE_BYTES"):
+        for name in ("MIN_SPLIT_BYTES", "TARGET_SHARE_BYTES"):
             after.callback(setattr, repeats_plan, name, getattr(repeats_plan, name))
             setattr(repeats_plan, name, 1)  # every batch has several tasks of each kind
         world = repeated_world(catalog, Path(folder), spec, parallelism=parallelism)

@@ -222,7 +222,7 @@ def test_values_that_mean_null_leave_the_other_values_of_captured_changes_as_the
         ({"type": "string", "default": "x"}, "string", {}, "source.format is string"),
         ({"type": "int", "default": "x"}, "json", {}, "is not a valid value for a column of type int"),
         ({"type": "string", "default": 1}, "json", {}, "is not a valid value for a column of type string"),
-        ({"type": "string", "default": "x"}, "json", {"rest": "x"}, "keeps all other fields"),
+        ({"type": "string", "default": "x"}, "json", {"rest": "x"}, "but this column stores all other fields"),
         (
             {"type": "int", "cast": "lenient"},
             {"type": "json", "envelope": "debezium"},

@@ -293,7 +293,7 @@ def problem(columns: dict[str, Any], form: Any = "json", **more: Any) -> str:
         ({"x": {"type": "int", "from": "y"}}, "csv", {}, "list the column at its position in source.format.columns"),
         ({"x": {"type": "string", "from": "y"}}, "string", {}, "source.format is string"),
         ({"x": {"type": "string", "from": "y"}}, "json", {"source": {"key": {"column": "x"}}}, "stores a key or header"),
-        ({"x": {"type": "string", "from": "y"}}, "json", {"rest": "x"}, "keeps all other fields"),
+        ({"x": {"type": "string", "from": "y"}}, "json", {"rest": "x"}, "but this column stores all other fields"),
         ({"x": {"type": "string", "from": "a..b"}}, "json", {}, "empty part"),
         ({"x": {"type": "string", "from": "card.no"}}, "json", {"sensitive": {"fields": {"Card": "drop"}}}, "is dropped"),
         (

@@ -231,7 +231,7 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
         (
             {"x": {"type": "string", "as": {"y": "json"}}},
             {},
-            "schema.x.as: 'x.y' is not in the column",
+            "schema.x.as: 'x.y' does not exist in the column, which is",
         ),
         (
             {"x": {"type": "map<string, string>", "as": {"key": "json"}}},

@@ -173,7 +173,7 @@ def test_what_is_wrong_with_a_line_is_reported() -> None:
         0: ("WrongFieldCount", "the line has 2 fields, but 3 are declared: c1, c2, c3"),
         1: ("InvalidCsv", 'a field begins with ", but does not end with "'),
         2: ("InvalidCsv", 'text follows a closing "; within a quoted field, write " twice'),
-        3: ("InvalidCsv", "the value has several lines: write a record for each"),
+        3: ("InvalidCsv", "the value has several lines: write one record for each line"),
         4: ("Tombstone", "the message has no value"),
         5: ("InvalidUtf8", "the value is not UTF-8 (byte 4)"),
     }

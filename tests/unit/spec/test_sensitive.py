@@ -32,7 +32,7 @@ HOME = "struct<street: string, city: string>"
         ({"fields": {}}, "sensitive.fields: is empty"),
         ({"fields": {"carier": "mask"}}, "sensitive.fields.carier: 'mask' is not a column of the schema; did you mean"),
         ({"fields": {"delay": "mask"}}, "sensitive.fields.delay: 'mask' needs a string, but the column is int"),
-        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' needs a string, and the column is struct"),
+        ({"fields": {"home": "mask"}}, "sensitive.fields.home: 'mask' needs a string, but the column is struct"),
         ({"fields": {"home.zip": "mask"}}, "sensitive.fields.home.zip: 'mask' is not a column of the schema"),
         (
             {"fields": {"home.street": "drop"}},
@@ -45,10 +45,13 @@ HOME = "struct<street: string, city: string>"
             "sensitive.secret: is a secret, which must not be in the file",
         ),
         ({"fields": {"carrier": "hash"}, "secret": "${vault:x}"}, "sensitive.secret: has ${vault:x}"),
-        ({"fields": {"carrier": {"as": "hash", "keep-last": 4}}}, "has keep-last, which hash does not use"),
+        (
+            {"fields": {"carrier": {"as": "hash", "keep-last": 4}}},
+            "has keep-last, which is only used with mask, not with hash",
+        ),
         ({"fields": {"carrier..x": "mask"}}, "has a name with an empty part"),
         ({"fields": {"carrier": "hide"}}, "sensitive.fields.carrier"),
-        ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' is a column of the schema"),
+        ({"fields": {"CARRIER": "drop"}}, "sensitive.fields.CARRIER: 'drop' cannot be used for a column of the schema"),
         (
             {"fields": {"carrier.code": "drop"}},
             "carrier.code: 'drop' cannot be used within a column that is not a struct",

@@ -204,7 +204,7 @@ def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
     [
         ({"uri": "sqlite:////lake/catalog.db"}, None),
         ({"type": "sql", "uri": "postgresql+psycopg2://frazil@db/lake"}, None),
-        ({"type": "sql", "uri": "mysql+pymysql://frazil@db/lake"}, "in mysql, where commits to several tables"),
+        ({"type": "sql", "uri": "mysql+pymysql://frazil@db/lake"}, "in mysql, where atomic commits to several tables"),
         ({"uri": "https://lake", "frazil.atomic": "polaris"}, None),
         ({"uri": "https://lake", "frazil.atomic": "nessie"}, "server is lakekeeper or polaris"),
         ({"uri": "thrift://lake"}, "of type 'hive', which changes one table at a time"),

@@ -55,7 +55,7 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "ID"}, []), ["already has the column id"]),
         (ColumnChanges({"b": "x.y"}, []), ["is not a valid column name"]),
         (ColumnChanges({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
-        (ColumnChanges({"b": "gone"}, []), ["was the name of another column"]),
+        (ColumnChanges({"b": "gone"}, []), ["was once the name of another column"]),
         (ColumnChanges({"b": "c"}, ["b"]), ["cannot be both renamed and dropped"]),
     ],
 )
