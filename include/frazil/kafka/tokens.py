@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from frazil.errors import KafkaUnavailable, SpecError
 from frazil.extras import require_module
 
-METHOD = "sasl.oauthbearer.method"
+METHOD, CONFIG = "sasl.oauthbearer.method", "sasl.oauthbearer.config"
 AWS_MSK = "aws-msk"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -42,32 +42,23 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka, whose constructor waits up to 10 s for the first token.
+    """Create a client of confluent-kafka. Its first token is made before: if a constructor of confluent-kafka gets no
+    token, it leaves an error behind that ends the process later.
 
     Raises KafkaUnavailable with the function's error if there is no token, and the errors of `split_properties`.
     """
     settings, make_token = split_properties(properties)
     if make_token is None:
         return client(settings)
-    failures: list[Exception] = []
-
-    def make(config: str) -> tuple[Any, ...]:
-        try:
-            return make_token(config)
-        except Exception as error:
-            failures[:] = [error]  # only the last: a client may live, and fail, for days
-            raise
-
+    config = properties.get(CONFIG, "")
     try:
-        return client({**settings, "oauth_cb": make})
-    except Exception as error:  # usually KafkaException; its destructor's callbacks may replace it with another error
-        if not failures:
-            raise
-        cause = failures[-1]
+        tokens = [make_token(config)]
+    except Exception as error:
         raise KafkaUnavailable(
-            f"{properties[METHOD]} makes no token for Kafka: {type(cause).__name__}: {cause}. Check "
+            f"{properties[METHOD]} makes no token for Kafka: {type(error).__name__}: {error}. Check "
             "sasl.oauthbearer.* in source.properties, and the service that the function calls"
         ) from error
+    return client({**settings, "oauth_cb": lambda text: tokens.pop() if tokens else make_token(text)})
 
 
 def _load(method: str) -> TokenFunction:
