@@ -261,8 +261,8 @@ def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves
     assert spec.units == {"ts_ms": "ms"}
     assert "said: date    # string in the schema, but each sampled value is a date" in text
     assert "extra: double    # not in the schema" in text
-    assert "# self: no column of one type can hold" in text
-    assert "# mixed: no column of one type can hold" in text
+    assert "# self: no column type can store all values that the schemas allow" in text
+    assert "# mixed: no column type can store all values that the schemas allow" in text
     assert "would be dead letters" not in text
 
 

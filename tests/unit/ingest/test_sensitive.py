@@ -304,9 +304,9 @@ def test_a_sealed_value_is_read_at_its_place_with_its_secret_alone(value: bytes)
     sealed = secret.encrypt(value, "here")
     assert secret.decrypt(sealed, "here") == value
     for wrong, place in ((secret, "there"), (Sealer(SECRET + "!"), "here")):
-        with pytest.raises(SpecError, match="not encrypted with the current sensitive.secret"):
+        with pytest.raises(SpecError, match=r"not encrypted with the current sensitive\.secret"):
             wrong.decrypt(sealed, place)
-    with pytest.raises(SpecError, match="not encrypted with the current sensitive.secret"):
+    with pytest.raises(SpecError, match=r"not encrypted with the current sensitive\.secret"):
         secret.decrypt(sealed[:-1], "here")
 
 
