@@ -1,5 +1,5 @@
-"""Former names of a table's columns: the table property that stores them, and the names that columns may have in rows.
-Pure.
+"""Former names of a table's columns: the table property that stores them, and the older names that a routed table's
+columns may have in rows that were staged for the default table. Pure.
 """
 
 from __future__ import annotations
