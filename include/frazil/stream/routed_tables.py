@@ -180,9 +180,9 @@ class RoutedTables:
         """Load the existing tables, and create those that are declared. An error of one table does not affect the
         others.
 
-        Raises AdoptionRequired for a table with batches that the default table does not have. For tables that commit
-        atomically with the default table, also raises the errors of `ensure_declared`, and RouteBehind if rows wait for
-        a table that was replaced by another table of the same name.
+        Raises AdoptionRequired for a table with batches that the default table does not have. Tables that commit
+        atomically with the default table also raise the errors of `ensure_declared`. They raise RouteBehind if rows
+        wait for a table that was replaced by another table of the same name.
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
