@@ -94,7 +94,7 @@ _INTRODUCTION = """\
 `python -m tests.alerts_page` generates this page.
 
 An alert fires when every measurement within the hold time (`hold`) was beyond the threshold, or *at once*. It ends at
-{clears:.0f} % of the threshold, or, for a rule without a threshold, when the trouble is over.
+{clears:.0f} % of the threshold, or, for a rule without a threshold, when the problem is over.
 
 | rule | threshold | default | fires after | ends at |
 |---|---|---|---|---|
@@ -105,8 +105,8 @@ _NOTES = """\
 - `freshness` is at least {intervals} times the longest declared commit interval.
 - `writer` fires at once if the supervisor gave up, or if the writer ended with an error after which none is
   [restarted](exit-codes.md). A stream that no writer has run on this host yet has `hold` for its first start.
-- `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not move is a stall too, but the
-  writer writes: that alert fires after `hold`.
+- `stall` and `registry` fire after `maintenance.alerts.stall`. A watermark that does not advance while the writer
+  commits is also a stall, but its alert fires after `hold`.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
   incident, with one notification when the first fires, and one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.

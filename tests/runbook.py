@@ -30,8 +30,8 @@ def entries() -> dict[str, str]:
 
 
 def part(rule: str, name: str) -> str:
-    """What an entry says below **Look**, **Do** or **Be sure**. Where it says "look and do", that is both."""
-    _, *found = re.split(r"^\*\*(Look|Do|Be sure)\*\*", entries()[rule], flags=re.MULTILINE)
+    """What an entry says below **Look**, **Do** or **Verify**. Where it says "look and do", that is both."""
+    _, *found = re.split(r"^\*\*(Look|Do|Verify)\*\*", entries()[rule], flags=re.MULTILINE)
     parts = dict(zip(found[::2], found[1::2], strict=True))
     if "Do" not in parts and parts["Look"].startswith(" and **do**"):
         parts["Do"] = parts["Look"]
@@ -42,6 +42,6 @@ def commands(rule: str, name: str) -> list[list[str]]:
     """What a part of the entry has a person type, in its order, without `frazil` itself."""
     text = part(rule, name)
     lines = re.findall(r"^\$ (frazil .+)$", text, flags=re.MULTILINE)
-    if name == "Be sure":
+    if name == "Verify":
         lines += re.findall(r"`(frazil [^`]+)`", text)
     return [shlex.split(line)[1:] for line in lines]

@@ -126,9 +126,9 @@ def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_a
     (tmp_path / "t.yaml").write_text(f"{STREAM.replace(' s', ' t').replace('.s', '.t')}application: both\n")
 
     def launched(program: Any) -> str | None:
-        supervised = program.supervised(clock=lambda: 0)
+        supervised = program.make_supervised(clock=lambda: 0)
         supervised.read()
-        request = supervised.request(generation=0, connections=lambda _: {})
+        request = supervised.build_launch_request(generation=0, connections=lambda _: {})
         return request.environment.get(PARENT_VARIABLE)  # type: ignore[no-any-return]
 
     main, parent = tmp_path / "w.py", "a/b/c"

@@ -120,8 +120,8 @@ class Shift:
         return give(rule, "Do")
 
     def be_sure(self, rule: str) -> str:
-        """Give those of its *Be sure*; none fails."""
-        return give(rule, "Be sure", fails=False)
+        """Give those of its *Verify*; none fails."""
+        return give(rule, "Verify", fails=False)
 
     def ended(
         self, number: int, error: str = "MemoryError: no room", *, code: int = 1, committed: bool = False
@@ -185,7 +185,7 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
         avro = f'format: {{type: avro, registry: {{url: "{registry.url}", timeout: 200ms}}}}, bootstrap-servers'
         shift.file.write_text(STREAM.replace("bootstrap-servers", avro))
         registry.answers["/subjects/rides-value/versions/latest"] = [(503, {})]
-        assert "RegistryUnavailable: the schema registry http" in give("registry", "Be sure")
+        assert "RegistryUnavailable: the schema registry http" in give("registry", "Verify")
         registry.answers.clear()
         assert "rides: its schema registry answers" in shift.be_sure("registry")
     shift.ended(2, committed=True)

@@ -114,8 +114,8 @@ def test_batches_that_wait_are_committed_by_the_writer_that_a_user_starts(kafka:
 
 
 def be_sure(rule: str) -> str:
-    """Give the commands of the entry's *Be sure*."""
-    return give(commands(rule, "Be sure"))
+    """Give the commands of the entry's *Verify*."""
+    return give(commands(rule, "Verify"))
 
 
 def do(rule: str) -> str:

@@ -98,7 +98,7 @@ def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkey
             for words in commands(rule, name):
                 give(words)
     assert red().isdisjoint(SHAPE)
-    assert {tuple(words) for rule in SHAPE for words in commands(rule, "Be sure")} == {("health", "city.rides")}
+    assert {tuple(words) for rule in SHAPE for words in commands(rule, "Verify")} == {("health", "city.rides")}
     after = shown()
     for number in ("data files", "delete files", "manifests", "snapshots"):
         assert after[number] < before[number], number

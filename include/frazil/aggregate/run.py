@@ -152,7 +152,7 @@ def _aggregate(spec: AggregationSpec, day: date, *, snapshot_id: int | None, rev
 
 
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
-    """Write the day's partition of the target, unless it already shows a newer state of the source.
+    """Write the day's partition of the target, unless it already shows a newer state of the source. Return the outcome.
 
     In the Spark session, the catalog must have its own name, and the time zone must be UTC. Raises SpecError if Spark
     refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after MAX_ATTEMPTS

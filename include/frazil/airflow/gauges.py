@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 GAUGES = {
     "frazil.table.data_files": "live data files, without delete files",
     "frazil.table.data_bytes": "size of the live data files, in bytes",
-    "frazil.table.delete_files": "delete files, which every reader applies",
+    "frazil.table.delete_files": "delete files, which every reader must apply",
     "frazil.table.rows": "rows, without deleted rows",
     "frazil.table.manifests": "manifests of the newest snapshot",
-    "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list for each data file",
+    "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list per data file",
     "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
     "frazil.table.snapshots": "snapshots in the metadata",
     "frazil.table.alerts": "active alerts of the subject in the tag `table`: a table, a route or a stream",

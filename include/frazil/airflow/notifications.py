@@ -1,4 +1,4 @@
-"""Calls notifiers when a task ends, with the message as `frazil` in Airflow's context."""
+"""Calls notifiers when a task ends. The message is in Airflow's context, under the key `frazil`."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ MAX_SHOWN_CHARACTERS = 200
 """Maximum number of characters of an ignored value in a warning."""
 
 
-class Store(Protocol):
-    """Airflow's store of an asset, whose values are JSON."""
+class AssetStore(Protocol):
+    """An asset's state store in Airflow. Its values are JSON."""
 
     def get(self, key: str, default: Any = None) -> Any: ...
 
@@ -77,7 +77,7 @@ def _signal_number(event: InletEvent) -> int | None:
     return _valid_number(fact.get("number"), MAX_NUMBER) if isinstance(fact, Mapping) else None
 
 
-def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | None:
+def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> int | None:
     """Return an integer from 0 to `limit` from an asset's store; None if it is missing or has any other value."""
     value = store.get(key)
     number = _valid_number(value, limit)
@@ -87,7 +87,7 @@ def stored_number(store: Store, key: str, *, limit: int = MAX_NUMBER) -> int | N
     return number
 
 
-def stored_names(store: Store, key: str) -> list[str]:
+def stored_names(store: AssetStore, key: str) -> list[str]:
     """Return a list of strings from an asset's store, without items of other types."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
@@ -96,7 +96,7 @@ def stored_names(store: Store, key: str) -> list[str]:
     return names
 
 
-def stored_text(store: Store, key: str) -> str | None:
+def stored_text(store: AssetStore, key: str) -> str | None:
     """Return a string from an asset's store; None if the value is missing or has another type."""
     value = store.get(key)
     if value is None or isinstance(value, str):
@@ -105,7 +105,7 @@ def stored_text(store: Store, key: str) -> str | None:
     return None
 
 
-def stored_mapping(store: Store, key: str) -> dict[str, Any]:
+def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
     """Return a mapping from an asset's store; empty if the value is missing or has another type."""
     value = store.get(key)
     if isinstance(value, Mapping):

@@ -77,7 +77,7 @@ class HostedStream(SupervisedStream):
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         return self._declaration.read()
 
-    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:  # noqa: ARG002
+    def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:  # noqa: ARG002
         spec = self._valid_spec()
         return LaunchRequest((), {}, spec.fingerprint(), generation, (self.name,))
 
@@ -89,7 +89,7 @@ class HostedProgram:
     stream: str
     streams: DeclaredStreams
 
-    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
+    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         program = WriterProgram(self.stream, self.streams.folder, Path())
         return HostedStream(program, HostedDeclaration(self.stream, self.streams), clock=clock)
 
@@ -177,7 +177,9 @@ class WriterApplication:
         return self._check_threads[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
-        """Add a stream, with its launcher and its supervisor. Does not start its writer."""
+        """Add a stream to `hosted`, with its launcher and its supervisor, and return its state. Does not start its
+        writer.
+        """
 
         def make() -> Writer:
             found = self._streams.declared.get(name)

@@ -85,7 +85,7 @@ def _missing_record_paths(
 ) -> Iterator[str]:
     """Yield the paths of commit records that snapshots name but that are missing or unreadable.
 
-    Skips records that `frazil forget` deleted, because the rows of their batches have findings of their own.
+    Skips records that `frazil forget` deleted, because the rows of their batches have separate findings.
     """
     keys = {record.key for record in live}
     first = min(keys, default=None)

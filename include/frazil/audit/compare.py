@@ -295,7 +295,7 @@ def _is_exact(e: Evidence, group: Group) -> bool:
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of overlapping ranges may be hidden by dead letters with the same offsets.
+    """Return the number of missing rows of overlapping ranges that may be hidden by dead letters with the same offsets.
 
     None are hidden if each range has as many dead letters as its commit record: each was rejected each time.
     """

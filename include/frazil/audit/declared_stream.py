@@ -12,7 +12,7 @@ from frazil.audit.kafka_source import ask_kafka
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import Marker
-from frazil.commit.open_streams import read_stream
+from frazil.commit.open_streams import open_read_only
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Span, TopicPartition
@@ -26,7 +26,7 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
 
     Raises the errors of `audit_stream`, and those of opening the stream.
     """
-    tables, signals = read_stream(spec).tables, spec.window is not None
+    tables, signals = open_read_only(spec).tables, spec.window is not None
     if spec.mode == "upsert":
         from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed
 

@@ -97,7 +97,7 @@ class PublishedReplays:
             rows, routed, last, committed_chunks(tables.journals, last), targets_given_up(tables.journals, last.id)
         )
 
-    def waiting(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
+    def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the replay's files for a routed table, unless the table has their rows already, according to its
         properties.
         """
@@ -186,7 +186,7 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
         for journal in missing
         for file in journal.staged_for(target)
     ]
-    files += [(file, default_io) for file in search.replays.waiting(properties, target)]
+    files += [(file, default_io) for file in search.replays.find_waiting_files(properties, target)]
     for file, from_io in files:
         try:
             for tp, of in tally_files(from_io, [file.path], within).items():
@@ -313,9 +313,7 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
 
 
 def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Return how many of the offsets are within the claimed ranges. Rows at other offsets have findings of their
-    own.
-    """
+    """Return the number of these offsets within the claimed ranges. Rows at other offsets have their own findings."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()

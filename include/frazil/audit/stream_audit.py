@@ -282,8 +282,8 @@ def _has_new_replay(run: _Run) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Add the claims of all other times if the period has errors, which a reset may explain, or if a topic was
-    recreated.
+    """Return the evidence. Adds the claims of all other times if the period has errors, which a reset may explain, or
+    if a topic was recreated.
     """
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)

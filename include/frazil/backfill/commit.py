@@ -120,7 +120,8 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, and commit it. `planned` is the planned number of chunks.
+        """Write a chunk's journal, commit it, and return the new backfill marker. `planned` is the planned number of
+        chunks.
 
         Raises Fenced, and StaleBatch if the chunk's files do not fit the table.
         """
@@ -129,7 +130,7 @@ class BackfillCommitter:
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        """Mark the backfill as staged: all its chunks are committed."""
+        """Mark the backfill as staged, because all its chunks are committed. Return the new marker."""
         staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
@@ -176,7 +177,9 @@ class BackfillCommitter:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Commit a chunk: first its dead letters, then its rows. Does nothing if the chunk is already committed."""
+        """Commit a chunk: first its dead letters, then its rows. Return the marker. An already committed chunk changes
+        nothing.
+        """
 
         def with_chunk(backfill: BackfillMarker) -> BackfillMarker | Done[BackfillMarker]:
             return Done(backfill) if backfill.has_chunk(journal.key) else backfill.with_chunk(journal, planned=planned)

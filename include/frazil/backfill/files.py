@@ -119,10 +119,10 @@ class FileSource:
             raise SpecError(self._changed_message())
         return known
 
-    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return one offset span per topic-partition, from the first to the last record in the files.
 
-        Raises SpecError if the stream has not read these offsets yet; StaleBatch for a replay of dead letters.
+        If the stream has not read these offsets yet, raises StaleBatch for a replay of dead letters, or else SpecError.
         """
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()

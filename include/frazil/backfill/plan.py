@@ -59,7 +59,7 @@ def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *
         {
             tp: piece
             for tp, offsets in within.items()
-            if (piece := _select_between(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
+            if (piece := _slice_spans(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
         }
         for i in range(count)
     )
@@ -69,7 +69,7 @@ def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *
 def select_first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
     """Return the parts of the spans with the first `limit` records of each topic-partition."""
     within = offsets_within(spans, records)
-    return {tp: _select_between(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
+    return {tp: _slice_spans(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
 
 
 def _take_share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
@@ -88,9 +88,9 @@ def _share_bounds(length: int, index: int, count: int) -> Span:
     return length * index // count, length * (index + 1) // count
 
 
-def _select_between(of: tuple[Span, ...], records: BitMap64, low: int, high: int) -> tuple[Span, ...]:
-    """Return the parts of the spans with the records from index `low` to before index `high`."""
+def _slice_spans(spans: tuple[Span, ...], records: BitMap64, low: int, high: int) -> tuple[Span, ...]:
+    """Return the parts of the spans that contain `records[low:high]`."""
     if low == high:
         return ()
     first, end = records[low], records[high - 1] + 1
-    return tuple((max(a, first), min(b, end)) for a, b in of if a < end and first < b)
+    return tuple((max(a, first), min(b, end)) for a, b in spans if a < end and first < b)

@@ -54,7 +54,7 @@ from frazil.commit.backfill_records import BackfillRecord, committed_chunks
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
 from frazil.commit.merging_modes import merging_mode
-from frazil.commit.open_streams import OpenStream, open_kafka, open_stream, read_stream
+from frazil.commit.open_streams import OpenStream, open_kafka, open_read_only, open_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageContext, Target
@@ -137,7 +137,7 @@ class Backfill:
         table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
         check_same_source(marker.source, identity, stream=self.spec.name)
-        wanted = self.source.requested(self.request, marker)
+        wanted = self.source.find_requested_spans(self.request, marker)
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
             self._check_one_generation(wanted, claimed)
@@ -429,7 +429,7 @@ def open_backfill(
     check_coordinates(spec)
     check_restores_no_deleted_rows(spec, request)
     check_not_in_future(request, clock.now_ms())
-    opened = read_stream(spec) if read_only else open_stream(spec)
+    opened = open_read_only(spec) if read_only else open_stream(spec)
     route = None if read_only else BackfillRoute.open(spec, opened.tables)
     if request.files:
         files = FileSource.open(request.files, opened.tables.main.current(), opened.spec)

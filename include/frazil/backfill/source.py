@@ -45,7 +45,7 @@ class KafkaSource:
         """
         return self.kafka.describe().identity
 
-    def requested(self, request: BackfillRequest, marker: Marker) -> Spans:
+    def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
         """Return the requested offsets before the stream's position. Raises SpecError for topics it does not read."""
         tps = self.kafka.describe().partitions
         start, end = request.offset_bounds("from"), request.offset_bounds("to")

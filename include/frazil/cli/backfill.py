@@ -25,7 +25,7 @@ from frazil.cli.options import (
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
-from frazil.commit.open_streams import OpenStream, open_stream, read_stream
+from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.commit.reset_plan import Offsets
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
 from frazil.spec.load import find_stream
@@ -85,7 +85,7 @@ def backfill(  # noqa: PLR0913 - a command's options
     """
     spec = find_stream(streams_folder, stream)
     if status or end_it:
-        opened = read_stream(spec) if status else open_stream(spec)
+        opened = open_read_only(spec) if status else open_stream(spec)
         metadata = opened.tables.main.refresh().metadata
         last = read_backfill(metadata.properties, stream)
         why = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None

@@ -18,7 +18,7 @@ from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.consistent_cut import TAG_PREFIX, Cut, CutStream, CutTable, find_cut, remove_tag, set_tag
 from frazil.commit.marker import read_marker
 from frazil.commit.missing_rows import find_tables_missing_backfill, first_batch_missing_anywhere
-from frazil.commit.open_streams import RETRY_TIMEOUT_S, read_stream
+from frazil.commit.open_streams import RETRY_TIMEOUT_S, open_read_only
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, TableLost, WriterBusy
 from frazil.spec.load import find_stream
@@ -141,7 +141,7 @@ def _load_streams(
     tables: LoadedTables = {}
     for name in dict.fromkeys(names):
         spec = find_stream(folder, name)
-        opened = read_stream(spec).tables
+        opened = open_read_only(spec).tables
         streams.append(opened)
         for handle in (opened.main, opened.dead_letters):
             _, catalog = tables.setdefault(handle.identifier, (handle.current(), handle.catalog_name))

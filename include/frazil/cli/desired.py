@@ -32,8 +32,8 @@ _reason_option = click.option(
 
 
 def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
-    """Add the common options to a command. If its argument is a shared application, run it for each of the
-    application's streams.
+    """Return the command with the common options. For a shared application, the command runs once for each of its
+    streams.
     """
 
     @wraps(command)
@@ -61,8 +61,8 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     The name of a shared application selects all of its streams.
 
     The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues from there. The
-    supervisor (Airflow) obeys within a few seconds, on whichever host it runs. A writer in the foreground (`frazil
-    run`) is not stopped.
+    supervisor (Airflow) obeys within a few seconds, on any host. A writer in the foreground (`frazil run`) is not
+    stopped.
 
     \b
     Example:

@@ -16,7 +16,7 @@ from frazil.backfill.request import check_coordinates
 from frazil.cli.light import allow_pandas
 from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
-from frazil.commit.open_streams import OpenStream, read_stream
+from frazil.commit.open_streams import OpenStream, open_read_only
 from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.left_out import LeftOutReason, count_left_out, left_out_sentences
@@ -305,7 +305,7 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
     """Open the stream. Warns on stderr if none of its dead letters, including discarded ones, has a given reason."""
-    opened = read_stream(find_stream(streams_folder, stream))
+    opened = open_read_only(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)
         existing = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}

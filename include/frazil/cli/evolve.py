@@ -10,7 +10,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
-from frazil.commit.open_streams import read_stream
+from frazil.commit.open_streams import open_read_only
 from frazil.errors import SpecError
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.load import find_stream
@@ -71,7 +71,7 @@ def evolve(  # noqa: PLR0913 - one for each option
             "change "
             "the column with a query engine, and edit the declaration"
         )
-    table = read_stream(spec).tables.main.current()
+    table = open_read_only(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
     where = spec.table.identifier + (f" and {format_count(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:

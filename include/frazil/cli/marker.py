@@ -25,7 +25,7 @@ from frazil.commit.adoption import continued_offsets, forgotten_reader, other_re
 from frazil.commit.catalog_probe import check_can_hold
 from frazil.commit.marker import nest_by_topic, property_name
 from frazil.commit.missing_rows import find_lagging_tables
-from frazil.commit.open_streams import open_dead_letters, open_kafka, open_stream, open_with_table, read_stream
+from frazil.commit.open_streams import open_dead_letters, open_kafka, open_read_only, open_stream, open_with_table
 from frazil.commit.own_table_check import check_own_table
 from frazil.commit.reset_plan import AvailableOffsets, OffsetMove, StateBeforeReset, read_state_before_reset
 from frazil.commit.stream_tables import StreamTables
@@ -80,7 +80,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
         raise click.UsageError(str(error)) from error
     output = CommandOutput(as_json)
     spec = find_stream(streams_folder, stream)
-    opened = read_stream(spec)
+    opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
         seen = read_state_before_reset(opened.tables)
         if seen.marker_text is None:
@@ -112,8 +112,8 @@ def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
         )
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
-        f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It ends with 13 (Fenced) "
-        "within a minute, or after the batch that it stages; `frazil status` shows when it has ended. "
+        f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It exits with 13 "
+        "(Fenced) within a minute, or after the batch that it stages; `frazil status` shows when it has ended. "
         f"Only after that, `frazil {command} {stream}` continues there."
     )
 

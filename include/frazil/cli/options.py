@@ -130,7 +130,7 @@ any_streams_argument = click.argument("streams", nargs=-1, shell_complete=_compl
 
 
 def stream_argument(**options: Any) -> Callable[[Any], Any]:
-    """Add the argument STREAM; a shell completes the names of declared streams."""
+    """Return a decorator that adds the argument STREAM. A shell completes the names of declared streams."""
     return click.argument("stream", shell_complete=_complete_streams, **options)
 
 
@@ -145,7 +145,7 @@ def table_options(command: Callable[..., Any]) -> Any:
 
 
 def table_argument(**options: Any) -> Callable[..., Any]:
-    """Add the argument TABLE; a shell completes the tables of declared streams."""
+    """Return a decorator that adds the argument TABLE. A shell completes the tables of declared streams."""
     return click.argument("table", shell_complete=_complete_tables, **options)
 
 

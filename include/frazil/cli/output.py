@@ -140,7 +140,7 @@ def echo_fields(fields: Mapping[str, str]) -> None:
 
 
 def echo_lines(lines: Iterable[RenderableType]) -> None:
-    """Print sentences, split by `split_commands`, and tables."""
+    """Print each line. Commands in a sentence get their own lines; tables are printed as they are."""
     for line in lines:
         if isinstance(line, str):
             for part in split_commands(line):

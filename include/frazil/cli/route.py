@@ -17,7 +17,7 @@ from frazil.commit.backfill_records import give_up_rows
 from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.marker_changes import is_ahead
-from frazil.commit.open_streams import OpenStream, open_stream, read_stream
+from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.commit.routed_table_records import delete_table_record, read_table_record, write_table_record
 from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
@@ -47,8 +47,9 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 
     With --give-up, a table continues as it is. Rows that wait for the table never reach it, and batches that the
     default table does not have stay in it. A dropped table is created again, empty. If files of the old table still
-    exist, the new table gets another folder. If another table now has the name, that table is used. A table that the
-    route no longer includes is not created again: all rows that wait for it are discarded, including rows of a replay.
+    exist, the new table gets another folder. If the table was replaced by another table of the same name, that table is
+    used. A table that the route no longer includes is not created again: all rows that wait for it are discarded,
+    including rows of a replay.
 
     Exits with 1 if a table differs from the default table. Exits with 0 if no table differs, and always with --give-up.
     Rows of the default table's last batch may take a minute to arrive: they are reported, and do not count as a
@@ -60,7 +61,7 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
       frazil route shop --give-up shop.orders --give-up shop.refunds
     """
     output = CommandOutput(as_json)
-    opened = (open_stream if given_up else read_stream)(find_stream(streams_folder, stream))
+    opened = (open_stream if given_up else open_read_only)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and opened.spec.route is None):
         what = "has no route" if opened.spec.route is None else "has never started: its first start creates its tables"

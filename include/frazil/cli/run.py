@@ -298,14 +298,14 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
 
 
 def _count_waiting_rows(spec: StreamSpec) -> int:
-    """Return how many of the default table's rows wait for routed tables; 0 if none do, or if it is unknown."""
+    """Return the number of the default table's rows that wait for routed tables; 0 if none do, or if it is unknown."""
     if spec.route is None:
         return 0
     from frazil.commit.missing_rows import find_lagging_tables  # once the writer has loaded PyIceberg
-    from frazil.commit.open_streams import read_stream
+    from frazil.commit.open_streams import open_read_only
 
     try:
-        tables = read_stream(spec).tables
+        tables = open_read_only(spec).tables
         marker = tables.marker()
         return sum(each.rows for each in find_lagging_tables(tables, marker)) if marker else 0
     except Exception as error:  # catalogs and storages raise anything, and the writer has ended well

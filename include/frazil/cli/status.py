@@ -64,8 +64,8 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
     The name of an application that streams share selects all of its streams.
 
-    Reads the run folders of this host and the tables; starts nothing. Of a writer on another host, it
-    shows only the commits. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
+    Reads the run folders of this host and the tables; starts nothing. For a writer on another host, it shows only its
+    commits. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
 
     \b
     Example:
@@ -159,7 +159,8 @@ def _problem_sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """Return how many of the last day's rejected records are still dead letters, from the metadata of both tables.
+    """Return the number of the last day's rejected records that are still dead letters, from the metadata of both
+    tables.
 
     Returns None if all of them are. Also returns None if the tables cannot be loaded, or if the counts by error class
     are incomplete: rejected records that an operator accepted have no error class. Loads the tables only if any record

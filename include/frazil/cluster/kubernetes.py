@@ -24,7 +24,7 @@ _WAITING_REASONS = {
     "CreateContainerError": "the container cannot be created",
     "CrashLoopBackOff": "the container keeps crashing",
 }
-"""Maps Kubernetes' reasons why a container waits to texts for operators."""
+"""Maps Kubernetes' reasons why a container waits to explanations for operators."""
 _OUT_OF_MEMORY_TEXT = (
     "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
 )
@@ -104,8 +104,8 @@ class DriverPod:
         except ApiUnavailable as error:
             return str(error)
         if response.status_code == 403:
-            rights = f"if a permission is missing, add the verb {verb} for pods to the Role of frazil's service account"
-            return f"{API_NAME} denies access in the namespace {self._namespace}: {message}; {rights}"
+            hint = f"if a permission is missing, add the verb {verb} for pods to the Role of frazil's service account"
+            return f"{API_NAME} denies access in the namespace {self._namespace}: {message}; {hint}"
         return f"{API_NAME} answered {response.status_code}: {message or response.reason}"
 
 

@@ -35,7 +35,7 @@ _EXIT_CODE_REASONS = {
     137: "the container was killed",
     143: "the container was terminated",
 }
-"""Maps exit codes of containers to texts for operators."""
+"""Maps exit codes of containers to explanations for operators."""
 _LOGIN_REQUIRED = "requires Kerberos or another login, which frazil does not support"
 """The text for a ResourceManager that requires a login."""
 

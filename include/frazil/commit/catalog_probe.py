@@ -293,7 +293,7 @@ def _record_path(config: CatalogConfig) -> Path:
 
 
 def _catalog_identity(properties: Mapping[str, str]) -> list[str]:
-    """Return what identifies the catalog: its URI without the password, and other properties."""
+    """Return the identity of the catalog: its URI without the password, and other properties."""
     uri = properties.get("uri", "")
     with suppress(ArgumentError):
         uri = make_url(uri).render_as_string(hide_password=True)

@@ -231,8 +231,8 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets, `first`, where it is behind them. `lost` describes the
-        lost records.
+        """Move the marker to Kafka's first available offsets, `first`, where it is behind them. Return the new marker.
+        `lost` describes the lost records.
 
         Commits an empty snapshot with this text in its summary. Raises the same errors as `commit`.
         """

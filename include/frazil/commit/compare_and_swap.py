@@ -1,12 +1,12 @@
-"""Performs a compare-and-swap on one or several tables, repeated in rounds until its outcome is decided.
+"""Performs a compare-and-swap on one or several tables, repeated until its outcome is decided.
 
 Callers propose a change of the metadata that they receive. Only this module decides the outcome:
 
-- After a conflict, the next round proposes again, on new metadata. The same applies to a refusal, while the metadata
+- After a conflict, the next attempt proposes again, on new metadata. The same applies to a refusal, while the metadata
   still changes. If unchanged metadata is refused repeatedly, the swap ends.
-- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next round
-  loads the table. If an attempt landed and is still the latest change, the swap ends. Otherwise the round proposes
-  again.
+- After any other failure, the outcome is unknown: a commit may land after it was reported as failed. The next attempt
+  loads the table. If an earlier attempt landed and is still the latest change, the swap ends. Otherwise the attempt
+  proposes again.
 - When the swap ends, files of attempts that can never land are deleted. Other files stay until orphan removal.
 """
 
@@ -173,11 +173,11 @@ class Change(Generic[T]):
 
 
 Propose = Callable[[Table], Done[T] | Change[T]]
-"""Returns the change for the next round, or `Done`. An exception ends the swap, unless the table has changed."""
+"""Returns the change for the next attempt, or `Done`. An exception ends the swap, unless the table has changed."""
 
 
 class WrittenFiles(Protocol):
-    """The files that the rounds of one swap wrote or made unnecessary."""
+    """The files that the attempts of one swap wrote or made unnecessary."""
 
     @property
     def may_have_waste(self) -> bool:
@@ -253,8 +253,7 @@ class RetryPolicy:
     wait: Callable[[float], object] = time.sleep
     """Waits for a number of seconds. If the writer is asked to end, returns a true value early."""
     report: Callable[[str, int], None] = lambda *_: None
-    """Receives a sentence about a failed round, and the exit code of its error."""
-    """Receives a sentence about each failed round, except for lost races."""
+    """Receives a sentence about each failed attempt, except for lost races, and the exit code of its error."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
         """Return the wait before the next attempt, at least as long as the server requested (but see
@@ -276,7 +275,7 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The rounds of one swap. `step` is the current step of a round; `tables` are the tables that the round loaded."""
+    """The attempts of one swap. `step` is the current step of an attempt; `tables` are the tables that it loaded."""
 
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
@@ -289,7 +288,9 @@ class _Rounds(Generic[T]):
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Run one round and return the swap's result. Raises an exception if the round does not decide the swap."""
+        """Make one attempt and return the swap's result. Raises an exception if the attempt does not decide the
+        swap.
+        """
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"
@@ -310,9 +311,11 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def have_tables_changed(self) -> bool:
-        """Reload the tables. Return whether one has changed since the last round; False if a table cannot be loaded."""
+        """Reload the tables. Return whether one has changed since the last attempt; False if a table cannot be
+        loaded.
+        """
         self.forget()
-        with suppress(Exception):  # catalogs' clients raise anything; the error that ended the round matters more
+        with suppress(Exception):  # catalogs' clients raise anything; the error that ended the attempt matters more
             found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
             return any(
                 new.metadata_location != old.metadata_location for new, old in zip(found, self.tables, strict=False)
@@ -339,11 +342,11 @@ class _Rounds(Generic[T]):
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
     """Commit the change that `propose` returns for the current table. Repeats until a change has landed.
 
-    In every round `propose` receives the metadata that its change will replace. It is not called if an earlier attempt,
-    whose response was lost, turns out to have landed.
+    In every attempt, `propose` receives the metadata that its change will replace. It is not called if an earlier
+    attempt, whose response was lost, turns out to have landed.
 
-    Raises `CommitUnavailable` if no round decides the swap within `retry_policy.total_s`, or before the writer is asked
-    to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
+    Raises `CommitUnavailable` if no attempt decides the swap within `retry_policy.total_s`, or before the writer is
+    asked to end. Raises `CommitRefused` if the catalog refuses the change or the change cannot be prepared, and
     `AccessDenied` if the catalog refuses frazil's credentials.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
@@ -366,7 +369,7 @@ def _swap_tables(commits: Sequence[TableCommit[T]], at_once: CommitTables | None
                 raise
             checked_again = True
             continue
-        except Exception as error:  # after any other error the outcome is unknown; the next round determines it
+        except Exception as error:  # after any other error the outcome is unknown; the next attempt determines it
             refusals.count_error(error, rounds.step, rounds.tables)
             setback = classify_error(error, rounds.step, names, retry_policy.total_s)
             left_s = deadline + rounds.proposing_s - retry_policy.clock()

@@ -1,4 +1,4 @@
-"""Determines why a round of a compare-and-swap failed, and whether a retry can succeed. A round is one attempt."""
+"""Determines why an attempt of a compare-and-swap failed, and whether a retry can succeed."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def is_overtaken(error: Exception) -> bool:
     """Return whether a snapshot was refused because another branch of the table took its sequence number.
 
     The requirement on this snapshot's branch still holds, so PyIceberg or the catalog finds the conflict only when it
-    builds the metadata. As after any lost race, the next round first checks whether an attempt landed.
+    builds the metadata. As after any lost race, the next attempt first checks whether an earlier attempt landed.
     """
     return isinstance(error, ValueError | BadRequestError) and "older than last sequence number" in str(error)
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRound:
-    """A failed round: a message to log now, and a message for the error if no retry succeeds in time."""
+class FailedAttempt:
+    """A failed attempt: a message to log now, and a message for the error if no retry succeeds in time."""
 
     level: int
     log_message: str
@@ -123,12 +123,12 @@ class FailedRound:
     kind: type[CommitUnavailable] = CommitUnavailable
 
 
-def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedRound:
-    """Return why a round failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
+def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
+    """Return why an attempt failed, if a retry can succeed. Re-raises other errors, some as frazil's errors."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_overtaken(error)):
-            return FailedRound(
+            return FailedAttempt(
                 logging.INFO,
                 f"commit to {tables} lost a race ({text}): trying again",
                 f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers commit all the "
@@ -137,7 +137,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
         case ForbiddenError() | UnauthorizedError() | OAuthError() | PermissionError():
             if not is_credentials_expiry(error):
                 raise AccessDenied(f"frazil is not permitted to commit to {tables.tables}: {error}") from error
-            return FailedRound(
+            return FailedAttempt(
                 logging.WARNING,
                 f"the credentials for {tables.tables} have expired: loading new credentials",
                 f"the credentials for {tables.tables} have expired: {error}",
@@ -145,7 +145,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
         case NoSuchTableError():
             exist = "exists" if len(tables.identifiers) == 1 else "exist"
             raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
-    return FailedRound(
+    return FailedAttempt(
         logging.WARNING,
         f"{_FAILED_STEPS[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
         f"commits to {tables.tables} failed for {total_s:.0f} s; the last error was {text}. "
@@ -156,20 +156,24 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed rounds, not counting lost races. The first failure and the recovery are logged as warnings."""
+    """A series of failed attempts, not counting lost races. The first failure and the recovery are logged as
+    warnings.
+    """
 
     names: TableNames
     clock: Callable[[], float]
     since: float | None = None
 
-    def record_failure(self, setback: FailedRound) -> int:
-        """Record a failed round, and return the level at which to log it. `frazil status` shows the newest failure."""
+    def record_failure(self, setback: FailedAttempt) -> int:
+        """Record a failed attempt, and return the level at which to log it. `frazil status` shows the newest
+        failure.
+        """
         if setback.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()
         return setback.level
 
     def end_outage(self) -> None:
-        """End the outage after a successful round. Logs the recovery of a longer outage."""
+        """End the outage after a successful attempt. Logs the recovery of a longer outage."""
         if self.since is not None and (lasted_s := self.clock() - self.since) >= MIN_OUTAGE_S:
             log.warning("commits to %s succeed again after %.0f s", self.names.tables, lasted_s)

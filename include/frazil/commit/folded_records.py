@@ -1,6 +1,6 @@
 """Stores about a thousand commit records in one immutable object ("folded"), so that a stream has few objects.
 
-The journal of an undecided batch is an object of its own, whose key fences the batch. Once later batches are committed,
+The journal of an undecided batch is a separate object, whose key fences the batch. Once later batches are committed,
 only audits and resets read it. It is then folded with its neighbours to `<state>/records/<first>_<last>.jsonl.gz`. The
 first line has the format and the keys; the unchanged journals follow, in order.
 

@@ -297,9 +297,11 @@ class Followers:
     def _make_commit(
         self, target: Target, journals: Sequence[Journal], *, merges: dict[UUID, MergeWriter]
     ) -> TableCommit[Marker]:
-        """Return the commit of these journals' files. `merges` has the last merge that the table refused, if any.
+        """Return the commit of these journals' files. `merges` maps a table's UUID to the merge that the table refused
+        last.
 
-        If rows wait next to the default table, they are first rewritten as files of this table.
+        Rows that were stored next to the default table, because this table was missing, are first rewritten for this
+        table.
         """
         tables, handle = self.tables, self.tables.handle(target)
         table = handle.current()

@@ -78,7 +78,7 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
-    """Yield the texts that describe offset ranges lost with `on-gap: skip`, with their snapshots, newest first."""
+    """Yield the sentences that describe offset ranges lost with `on-gap: skip`, with their snapshots, newest first."""
     for snapshot in ancestors_and_kept(metadata):
         summary = snapshot.summary
         lost = summary.get("frazil.lost") if summary else None
@@ -138,7 +138,9 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
-    """Return how many rows merges of other streams deleted from main; None if a part of main's history has expired."""
+    """Return the number of rows that merges of other streams deleted from main; None if a part of main's history has
+    expired.
+    """
     deleted = sequence_number = 0
     for snapshot in ancestors(metadata):
         summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0

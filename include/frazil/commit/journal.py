@@ -95,7 +95,7 @@ class Journal:
 
     @property
     def future(self) -> int:
-        """Number of rows whose event time is too far in the future to move the watermark."""
+        """Number of rows whose event time is too far in the future to advance the watermark."""
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:

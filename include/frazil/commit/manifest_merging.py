@@ -1,7 +1,7 @@
 """Merges a branch's small manifests as it grows, so that a commit every second leaves few manifests for readers.
 
-Each commit adds a manifest. As soon as `FAN_IN` manifests are of the same size class, the next commit replaces them by
-one manifest of the next class. An entry is thus written at most once for each class, and a commit merges at most
+Each commit adds a manifest. As soon as `FAN_IN` manifests are of the same size class, the next commit replaces them
+with one manifest of the next class. An entry is thus written at most once for each class, and a commit merges at most
 `MAX_ENTRIES`.
 """
 
@@ -33,7 +33,7 @@ class MergedManifest:
     replaces: frozenset[str]
     """Paths of the merged manifests."""
 
-    def applied(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
+    def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
         """Return the manifests with this one in place of those that it replaces; None if one of these is gone."""
         others = [one for one in manifests if one.manifest_path not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
@@ -56,7 +56,9 @@ def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEn
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Write the manifest that replaces the `mergeable` ones for a snapshot; None without any, or if merging is off."""
+    """Write and return a manifest that replaces the `mergeable` ones in a snapshot. Return None without any, or if
+    merging is off.
+    """
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = mergeable(manifests)

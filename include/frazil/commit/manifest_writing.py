@@ -138,7 +138,7 @@ class _Writer(ManifestWriterV2):
         return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
 
     def record(self) -> RecordingWriter:
-        """Keep the data files of the entries that are written from now on."""
+        """Return a writer that also keeps the data files of the entries that it writes."""
         encoding = self._encoding()
         fields: Any = encoding.avro.writer
         *others, (_, of_data_file) = fields.field_writers
@@ -183,7 +183,7 @@ def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    """Write a manifest of files that have one layout and content, all added by this snapshot."""
+    """Write and return a manifest of files that have one layout and content, all added by this snapshot."""
     entries = (
         ManifestEntry.from_args(
             status=ManifestEntryStatus.ADDED,
@@ -216,7 +216,7 @@ def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its
 def write_merged(
     merged: Mapping[ManifestFile, WrittenEntries], *, path: str, table: Table, snapshot_id: int
 ) -> ManifestFile:
-    """Write the entries of manifests of the same kind into one manifest, as existing files."""
+    """Write the entries of manifests of the same kind into one manifest, as existing files. Return the new manifest."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]

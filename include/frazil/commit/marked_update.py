@@ -52,7 +52,7 @@ OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
 
 @dataclass(slots=True)
 class MarkedUpdate:
-    """Prepares the update for each attempt ("round") of one swap, and records the files that the attempts wrote."""
+    """Prepares the update for each attempt of one swap, and records the files that the attempts wrote."""
 
     stream: str
     files: Sequence[StagedFile] = ()
@@ -64,7 +64,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the change for the next round. It sets the marker, or removes it for None.
+        """Return the change for the next attempt. It sets the marker, or removes it for None.
 
         Without a `change`, `files` are added to main, and the open branch is neither checked nor changed.
         """
@@ -79,7 +79,7 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare the snapshots of both branches. Each round prepares them again, because the open branch may have
+        """Prepare the snapshots of both branches. Each attempt prepares them again, because the open branch may have
         changed.
         """
         name = open_branch_name(self.stream)
@@ -150,7 +150,7 @@ Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
 
 
 def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker | Done[Marker]:
-    """Return what `decide` returns for the table as last loaded. Changes nothing."""
+    """Return the result of `decide` for the table as last loaded. Changes nothing."""
     return swap(
         handle,
         lambda table: Done(decide(table, read_marker(table.metadata.properties, tables.stream))),

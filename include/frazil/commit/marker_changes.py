@@ -64,7 +64,7 @@ def reset(
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
-    def move(table: Table) -> Marker:
+    def decide(table: Table) -> Marker:
         if table.metadata.properties.get(property_name(tables.stream)) != seen.marker_text:
             raise WriterBusy(
                 f"stream {tables.stream!r} committed while its new position was being chosen, so a writer is running. "
@@ -75,11 +75,11 @@ def reset(
     dropped: list[str] = []
 
     def open_windows(table: Table) -> BranchChange | None:
-        change = open_branch_after_reset(table, tables, seen, target=target, source=source)
+        change = plan_open_branch_reset(table, tables, seen, target=target, source=source)
         dropped[:] = [f.file_path for f in change.leaving_files] if change and change.ends else []
         return change
 
-    change_marker(tables, tables.main, move, operation="reset", branch_change=open_windows)
+    change_marker(tables, tables.main, decide, operation="reset", branch_change=open_windows)
     _delete_dropped(tables, dropped)
     _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
@@ -100,7 +100,7 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
-    def move(table: Table) -> Marker:
+    def decide(table: Table) -> Marker:
         before = try_read_marker(table.metadata.properties, tables.stream)
         known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
@@ -117,11 +117,13 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
             before = dataclasses.replace(before, settled=None, batches={})
         return dataclasses.replace(before.owned_by(epoch), offsets=offsets, source=topics)
 
-    change_marker(tables, tables.dead_letters, move, operation="reset")
+    change_marker(tables, tables.dead_letters, decide, operation="reset")
 
 
 def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> Marker:
-    """Write a stream's first marker to a table that has rows. An existing marker is kept."""
+    """Write a stream's first marker to a table that has rows, and return it. An existing marker is kept and
+    returned.
+    """
     first = first_marker(tables.stream, epoch=1 + highest_epoch(tables), offsets=offsets, source=source)
 
     def decide(table: Table) -> Marker:
@@ -228,7 +230,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
     return max(found, default=0)
 
 
-def open_branch_after_reset(
+def plan_open_branch_reset(
     table: Table, tables: StreamTables, seen: StateBeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
     """Return the change of the open branch for a stream that continues at `target`; None without a branch.

@@ -40,7 +40,7 @@ from frazil.table.branches import head_of
 PATH_FIELD_ID = 2147483546
 """The field id of the column `file_path` in position-delete files, reserved by Iceberg."""
 MIN_SPLIT_BYTES = 64 * 2**20
-"""Minimum size of a group that is split. For a smaller group, a second round of tasks would cost more than it saves."""
+"""Minimum size of a group that is split. For a smaller group, a second phase of tasks would cost more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]

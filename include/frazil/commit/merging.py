@@ -1,6 +1,6 @@
 """Merges a batch's changes into a table in one snapshot: plans the merge, runs its tasks, and writes the manifests.
 
-If the table has changed, the next round of the swap plans again, and runs only the tasks that differ. When the swap
+If the table has changed, the next attempt of the swap plans again, and runs only the tasks that differ. When the swap
 ends, task results that no committed attempt uses are deleted, except files of attempts that may still land.
 """
 
@@ -79,7 +79,7 @@ class _Attempt:
 
 @dataclass(slots=True)
 class MergeWriter:
-    """Prepares the snapshot of a merge for each round of a swap, and deletes the files that failed rounds wrote."""
+    """Prepares the snapshot of a merge for each attempt of a swap, and deletes the files of failed attempts."""
 
     stream: str
     changes: tuple[StagedFile, ...]
@@ -172,7 +172,7 @@ class MergeWriter:
 
 
 def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[MergeTask]:
-    """Return the tasks of the last round, which insert what the tasks with these results did not match."""
+    """Return the tasks of the insert phase, which insert what the tasks with these results did not match."""
     by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
     tasks = []
     for last in plan.insert_tasks:

@@ -77,9 +77,9 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
     return StreamTables(spec.name, {"dead-letters": handle}, journals, clock.now_ms, retry_policy)
 
 
-def read_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for reading; creates nothing. A missing dead-letter table raises TableLost only when it
-    is used.
+def open_read_only(spec: StreamSpec) -> OpenStream:
+    """Open the stream's tables read-only; creates nothing. A missing dead-letter table raises TableLost only when it is
+    used.
     """
     table = _load_table(spec)
     opened = _open(spec, {"main": table})

@@ -30,7 +30,7 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
     """Explain in one sentence why the stream's own table is no longer in the catalog under its name; None if it is
     there.
 
-    `table` is the table that has the name now. Raises the errors of catalog and storage.
+    `table` is the catalog's current table of this name. Raises the errors of catalog and storage.
     """
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None

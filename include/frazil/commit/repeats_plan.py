@@ -1,8 +1,9 @@
 """Plans the search for repeats (`dedupe`): selects the table's files with possible repeats, and divides them into
 tasks.
 
-Iceberg's scan planning finds the files with rows near the batch in event time. Each task of the first round gets some
-of these files, and all keys of the batch. Each task of the last round takes some of the batch's own files.
+Iceberg's scan planning finds the files with rows near the batch in event time. The tasks run in two phases. Each task
+of the search phase looks up all keys of the batch in some of these files. Each task of the rewrite phase rewrites some
+of the batch's own files without their repeats.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from frazil.table.branches import head_of
 MAX_SPANS = 16
 """Maximum number of event-time spans in one scan. If a batch has more spans, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
-"""Target size of the files that one task of the last round rewrites. Each such task also reads all keys of the
+"""Target size of the files that one task of the rewrite phase rewrites. Each such task also reads all keys of the
 batch.
 """
 

@@ -39,7 +39,7 @@ class RoutedTableRecord:
     """The table's UUID; None if an earlier version wrote this record."""
 
     def is_another(self, table: Table) -> bool:
-        """Return whether the table that now has the name is not the table that the route had."""
+        """Return whether the route's table was replaced by another table of the same name."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 

@@ -99,12 +99,12 @@ class _Attempt:
 
 @dataclass(slots=True)
 class RowChangeWriter:
-    """Prepares the snapshot of a row change for each round of a swap, and deletes files of failed rounds."""
+    """Prepares the snapshot of a row change for each attempt of a swap, and deletes files of failed attempts."""
 
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
     rows: int = 0
-    """Number of rows that the last round chose."""
+    """Number of rows that the last attempt chose."""
 
     @property
     def may_have_waste(self) -> bool:
@@ -136,7 +136,7 @@ class RowChangeWriter:
 
 @dataclass(slots=True)
 class _FileRewrite:
-    """One round of a row change: rewrites the files that have chosen rows."""
+    """One attempt of a row change: rewrites the files that have chosen rows."""
 
     table: Table
     change: RowChange
@@ -260,7 +260,7 @@ def dead_letters_at(
 
 
 def _add_errors(rows: pa.Table, reasons: list[ErrorEntry]) -> pa.Table:
-    """Count one more replay, and put each new error before the earlier errors."""
+    """Return the dead letters with `replays` increased by one, and each new error before the earlier errors."""
     before = zip(rows["error_class"].to_pylist(), rows["error"].to_pylist(), strict=True)
     columns = {
         "replays": [(count or 0) + 1 for count in rows["replays"].to_pylist()],

@@ -164,7 +164,7 @@ class SnapshotWriter:
         stays = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
             self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
-        fewer = self.merged.applied(stays) if self.merged else None
+        fewer = self.merged.apply_to(stays) if self.merged else None
         if fewer:
             self.merged_in.add(path)
         return BaseManifests(fewer or stays, (), parent.summary if parent else None)

@@ -74,7 +74,7 @@ def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Ta
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
     """Return a batch's files for the table. Files outside of the table's folders are rewritten first.
 
-    Such files are next to the default table, or in the folder of the table that had the name before. The latter happens
+    Such files are next to the default table, or in the folder of an earlier table of the same name. The latter happens
     if an operator accepts the new table while a running writer still uses the old one. An earlier attempt, by this
     writer or another, may already have rewritten the files.
     """

@@ -1,4 +1,4 @@
-"""Checks whether declared streams can connect to their services, with the rights that a writer needs."""
+"""Checks whether declared streams can connect to their services, with the permissions that a writer needs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frazil.spec.units import format_count
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed connection or missing right."""
+    """A failed connection, or a missing permission."""
 
     problem: str
     fix: str = ""
@@ -53,7 +53,7 @@ class Connections:
 
     @classmethod
     def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
-        """Check Kafka, the schema registry, the catalog and the storage of each stream."""
+        """Check Kafka, the schema registry, the catalog and the storage of each stream. Return the results."""
         connections = cls()
         for path, spec in streams.items():
             connections._check(path, spec)
@@ -70,7 +70,7 @@ class Connections:
                 self.faults.append(Fault(f"{path}: {service}: {_message(error)}", suggest_fix(service, error)))
         before, namespaces = len(self.faults), _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
-            # A location of its own may have other rights.
+            # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
                 self._checked[key] = _check_catalog(copy)
@@ -167,7 +167,9 @@ def _describe_transactions(spec: StreamSpec, ends: Sequence[TopicPartition] | No
 
 
 def _check_registry(spec: StreamSpec) -> str:
-    """Check that the schema registry answers a request. Raises RegistryUnavailable and SpecError."""
+    """Check that the schema registry answers a request, and return a sentence about it. Raises RegistryUnavailable and
+    SpecError.
+    """
     from frazil.registry.client import UnknownSchema, shared_registry  # only where it is asked
 
     declared = registry_of(spec.source.format)
@@ -225,7 +227,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
             KafkaUnavailable,
             "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
         ),
-        (AccessDenied, f"correct user and secret in `source.properties`, or give the user its rights: {_ACL_COMMAND}"),
+        (AccessDenied, f"correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
         (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
     Service.REGISTRY: (
@@ -246,7 +248,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
         ),
         (
             AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant the rights to create, write, list and delete there",
+            "correct the credentials in .pyiceberg.yaml, or grant permission to create, write, list and delete there",
         ),
         (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
@@ -255,7 +257,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 
 
 def suggest_fix(service: Service, error: FrazilError) -> str:
-    """Return what to do about an error; empty if its message already says so."""
+    """Return the fix for an error; empty if its message already states the fix."""
     if isinstance(error, MissingExtra):
         return ""
     return next((fix for kind, fix in _FIXES[service] if isinstance(error, kind)), "")

@@ -143,7 +143,8 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Drop the last point if part of its time is in the future or not yet stored. The points are oldest first.
+    """Return the points without the last one if part of its time is in the future or not yet stored. The points are
+    oldest first.
 
     Other points are complete, because a writer always writes all of its points together.
     """

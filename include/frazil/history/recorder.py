@@ -59,7 +59,7 @@ class Recorder:
         self._objects = objects
 
     def take(self, event: Event) -> None:
-        """Add what an event shows to the history."""
+        """Add the facts that an event reports to the history."""
         with self._lock:
             if point := self._measure_event(event):
                 self._changed.add(self._past.add(point))

@@ -1,4 +1,4 @@
-"""Writes recordings in threads, one thread per storage, so that a storage that hangs does not block the others."""
+"""Writes recordings in threads, one per storage service, so that a service that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _RecordingThread:
         self._leaving: dict[Recording, threading.Event] = {}
         self._over = False
         self._lock, self._wake = threading.Lock(), threading.Event()
-        # A daemon: a storage that hangs must not keep the process alive.
+        # A daemon: a storage request that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
     def add(self, recording: Recording) -> bool:

@@ -14,7 +14,7 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, app
 from frazil.host.writer_log import first_error, last_error
 
 ENDED_WITH_APPLICATION = "ended with its application"
-"""Recorded as `stopped_for` of a stream's writer that ran until the process of its application ended."""
+"""Value of `stopped_for` for a writer that ran until the process of its application ended."""
 KILLED_BY_OTHERS = "the writer was killed by another user or program, or by the kernel (out of memory)"
 """The error recorded for a writer that was killed (SIGKILL), but not by frazil."""
 ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out of memory)"

@@ -18,7 +18,7 @@ corrected.
 
 
 def identify_process(pid: int) -> ProcessMark:
-    """Return what identifies a running process: its pid and start time. Raises psutil.NoSuchProcess."""
+    """Return the identity of a running process: its pid and start time. Raises psutil.NoSuchProcess."""
     return ProcessMark(pid, psutil.Process(pid).create_time())
 
 

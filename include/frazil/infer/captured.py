@@ -73,7 +73,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    """Add columns for the log position and the commit time, if all events have them."""
+    """Return the table. It has additional columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}

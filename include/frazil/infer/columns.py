@@ -27,7 +27,7 @@ MAX_ODD_CHARACTERS = 40
 MAX_REMARKS = 3
 """Maximum number of remarks listed for one column."""
 MIN_VALUES_PER_OTHER_VALUE = 10
-"""A column gets a type only if at most one in this many values has another type."""
+"""A column gets a type only if at most 1 in N of its values has another type; this is N."""
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers whose distance from Kafka's timestamps is at most this (s) count as times, whatever the field's name."""
 

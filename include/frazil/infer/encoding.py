@@ -108,7 +108,7 @@ def _decode_text(value: bytes) -> str | None:
 
 
 def _parse_lines(texts: Sequence[str]) -> Encoding | None:
-    """Parse the texts as delimited lines; None unless more than 90% of them have the same number of fields, at least
+    """Parse the records as delimited lines; None unless more than 90% of them have the same number of fields, at least
     two.
     """
     for delimiter in _DELIMITERS:

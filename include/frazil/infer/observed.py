@@ -14,7 +14,7 @@ from frazil.timetext import parse_moment
 MAX_DISTINCT = 5_000
 """Maximum number of distinct values counted for one field."""
 MIN_TEXTS_PER_ODD_TEXT = 500
-"""Per this many texts, one odd text is ignored: the column gets the type that all others fit."""
+"""Per this many strings, one odd string is ignored: the column gets the type that all others fit."""
 MAX_OBSERVED_DEPTH = 32
 """Values nested deeper than this are ignored."""
 
@@ -27,7 +27,7 @@ _PATTERNS = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
 }
-"""Patterns of the texts that fit each type."""
+"""Patterns of the strings that fit each type."""
 
 
 @dataclass(slots=True)
@@ -41,14 +41,14 @@ class FieldStatistics:
     highest: int = 0
     """Largest integer; 0 without integers."""
     shapes: Counter[str] = field(default_factory=Counter)
-    """Number of texts that fit each type."""
+    """Number of strings that fit each type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """The first text that does not fit each type."""
+    """The first string that does not fit each type."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
-    """The earliest and the latest time among the texts."""
+    """The earliest and the latest time among the strings."""
     digits: tuple[int, int] = (0, 0)
-    """Maximum number of digits before and after the decimal point, among texts that are decimals."""
+    """Maximum number of digits before and after the decimal point, among strings that are decimals."""
     fields: dict[str, FieldStatistics] = field(default_factory=dict)
     """Statistics about each field of the values that are objects."""
     elements: FieldStatistics | None = None
@@ -75,14 +75,14 @@ class FieldStatistics:
 
     @property
     def shape(self) -> str | None:
-        """The type that all texts fit, except for a few odd ones; None without such a type."""
+        """The type that all strings fit, except for a few odd ones; None without such a type."""
         lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_TEXTS_PER_ODD_TEXT)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
     @property
     def odd_texts(self) -> int:
-        """Number of texts that do not fit `shape`."""
+        """Number of strings that do not fit `shape`."""
         return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
 
     def add(self, value: Any, depth: int = 0) -> None:

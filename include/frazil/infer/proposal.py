@@ -83,7 +83,9 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
 
 
 def _unwrap_records(encoding: Encoding) -> Encoding:
-    """Replace the records by their payloads if Kafka Connect wrapped most of them in `{schema, payload}`."""
+    """Return the payloads as records, if Kafka Connect wrapped most of the records in `{schema, payload}`; otherwise
+    the given encoding.
+    """
     if not isinstance(encoding.format, JsonFormat):
         return encoding
     inside = [payload for record in encoding.records if (payload := unwrap_event(record)) is not record]
@@ -153,7 +155,7 @@ def _propose_columns(
 def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: Encoding) -> tuple[ProposedColumn, ...]:
     """Complete the columns of an Avro schema with what the sampled values show.
 
-    The values show which numbers and texts are times, and how many distinct values a column has.
+    The values show which numbers and strings are times, and how many distinct values a column has.
     """
     open_to = {c.name: c for c in columns if c.type in {"int", "long", "string"}}
     if not open_to:

@@ -287,7 +287,7 @@ class _JsonSchema:
             case "array":
                 items = node.get("items")
                 if isinstance(items, list) or "prefixItems" in node:
-                    return MIXED, False  # a tuple: each element has a type of its own
+                    return MIXED, False  # a tuple: each element has its own type
                 return ListOf(
                     self._read_type(items, document, depth + 1)[0] if isinstance(items, dict) else None
                 ), False

@@ -60,7 +60,9 @@ class ChangeReader:
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def add_tombstones(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
-        """Add a row that has only the key for each tombstone (a record without a value), if tombstones delete rows."""
+        """Return the chunk. If tombstones (records without a value) delete rows, it has an additional row with only the
+        key for each.
+        """
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL

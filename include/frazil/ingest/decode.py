@@ -130,7 +130,7 @@ def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
 
 
 def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
-    """Remove the rows of each record that has a rejection, so that a record has all of its rows or none.
+    """Return the chunk without the rows of records that have a rejection, so that a record has all of its rows or none.
 
     Only the first rejection of a record is kept.
     """

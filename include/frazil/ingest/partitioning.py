@@ -38,7 +38,7 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 
 
 def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
-    """Apply a partition or sort transform to a column."""
+    """Return the column with a partition or sort transform applied."""
     if isinstance(transform, IdentityTransform):
         return array
     if isinstance(transform, VoidTransform):

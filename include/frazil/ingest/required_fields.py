@@ -96,7 +96,7 @@ def _has_required(kind: pa.DataType) -> bool:
 
 
 def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Remove nulls from required fields inside null values of one array.
+    """Return the array without nulls in required fields inside null values.
 
     `seen` has the entries of `array` that are not inside a null value.
     """

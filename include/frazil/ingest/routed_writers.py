@@ -132,7 +132,7 @@ class RoutedWriters:
         return self._ios[alike]
 
     def finish(self) -> list[StagedFile]:
-        """Write the buffered rows and close every file."""
+        """Write the buffered rows, close every file, and return all files."""
         self._divide_waiting()
         return [file for writer in self._writers.values() for file in writer.finish()]
 

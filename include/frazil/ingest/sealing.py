@@ -1,6 +1,6 @@
 """Hashes, tokenizes and encrypts values with a stream's secret, using the package `cryptography`.
 
-Each purpose has its own key, derived from the secret (HKDF-SHA-256). With the same secret, equal texts have equal
+Each purpose has its own key, derived from the secret (HKDF-SHA-256). With the same secret, equal strings have equal
 hashes and tokens in all columns, streams and tables, so that tables can be joined on them. An encrypted ("sealed") part
 of a dead letter can be decrypted only with its record's coordinates.
 """
@@ -76,7 +76,7 @@ class Sealer:
 
     def tokenize(self, text: str) -> str:
         """Encrypt the text with AES-SIV, and return it in URL-safe base64 without padding."""
-        # AES-SIV does not accept empty texts, so every text gets a prefix.
+        # AES-SIV does not accept empty strings, so every string gets a prefix.
         return base64.urlsafe_b64encode(self._siv.encrypt(b"t" + text.encode(), None)).decode().rstrip("=")
 
     def decrypt_token(self, token: str) -> str:

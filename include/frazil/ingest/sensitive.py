@@ -64,7 +64,7 @@ class Protector:
         return rows
 
     def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
-        """Return the rejections without anything in their error texts that may quote a value."""
+        """Return the rejections without anything in their error messages that may quote a value."""
         return [r._replace(error=self._remove_values(r.error)) for r in rejections]
 
     def _remove_values(self, error: str) -> str:
@@ -72,8 +72,8 @@ class Protector:
         return WITHHELD_TEXT if name is None else f"{name}: {WITHHELD_TEXT}"
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
-        """Return what a dead letter stores for a part of the record: the part itself, the encrypted part, or a
-        placeholder.
+        """Return the value that a dead letter stores for a part of the record: the part itself, the encrypted part, or
+        a placeholder.
 
         Returns None if the part is null.
         """
@@ -146,7 +146,7 @@ def _split_path(schema: Schema, name: str) -> list[str]:
 
 
 def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> pa.Array:
-    """Apply `change` to the texts at this path inside the array. Nulls stay null at every level."""
+    """Return the array with `change` applied to the strings at this path. Nulls stay null at every level."""
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]
@@ -183,7 +183,7 @@ def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:
 
 
 def _map_distinct(make: Callable[[str], str], texts: pa.Array) -> pa.Array:
-    """Return the texts with `make` applied. It is called once for each distinct text."""
+    """Return the strings with `make` applied. It is called once for each distinct string."""
     encoded = texts.dictionary_encode()
     made = pa.array([None if text is None else make(text) for text in encoded.dictionary.to_pylist()], pa.string())
     return made.take(encoded.indices)

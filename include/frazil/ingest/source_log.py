@@ -46,7 +46,7 @@ _LONG_NUMBER_DIGITS = (7, 8, 9, 10)
 
 
 class PositionLogs(NamedTuple):
-    """The times (ms since 1970) and the logs of several positions. Unknown times are 0; unknown texts are empty."""
+    """The times (ms since 1970) and the logs of several positions. Unknown times are 0; unknown strings are empty."""
 
     ms: NDArray[np.int64]
     name: pa.Array

@@ -195,7 +195,7 @@ def stage_after_shuffle(
     attempt: int,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> WriteResult:
-    """Write the rows that tasks sent to one shuffle writer, in any order.
+    """Write the rows that tasks sent to one shuffle writer, in any order. Return the result.
 
     `on_progress` is called with the number of rows written, about once a second and at the end, as in `stage`. Raises
     PossibleRecordError and errors of the storage; the files are then removed.

@@ -184,7 +184,7 @@ class TableWriter:
         trial.finish()
 
     def finish(self) -> list[StagedFile]:
-        """Write the buffered rows and close every file."""
+        """Write the buffered rows, close every file, and return all files."""
         self._split()
         for gathered in self._gathered.values():
             self._flush(gathered)

@@ -65,7 +65,7 @@ class TransformedDecoder:
     def __init__(
         self, decode: Decoder, beside: KeyHeaderReader, transform: Transform, columns: Schema, *, withheld: bool
     ) -> None:
-        """`withheld`: whether error texts must not quote values."""
+        """`withheld`: whether error messages must not quote values."""
         self._decode, self._beside, self._transform = decode, beside, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}

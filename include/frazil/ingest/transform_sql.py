@@ -376,7 +376,7 @@ class _Checker:
         return str(rows[0][0]).removeprefix("SELECT ").strip()
 
     def _fields_of(self, expression: Any) -> tuple[str, ...]:
-        """Return the fields of `records` that an expression uses. The error texts of dead letters quote them."""
+        """Return the fields of `records` that an expression uses. The error messages of dead letters quote them."""
         found = {
             self._fields[name.lower()]
             for node in _find_nodes(expression)

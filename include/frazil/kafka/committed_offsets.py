@@ -91,4 +91,4 @@ def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
         return tp, message.offset() or 0, True
     if error.code() == KafkaError._PARTITION_EOF:
         return tp, message.offset() or 0, False
-    raise KafkaUnavailable(f"{tp[0]}-{tp[1]} cannot be read: {error}; audit again, or without comparing with Kafka")
+    raise KafkaUnavailable(f"cannot read {tp[0]}-{tp[1]}: {error}; run the audit again, or omit --source")

@@ -194,7 +194,7 @@ def _why_unknown(stream: StreamHealth) -> str:
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
-    """Return what to do now: run the action that should have prevented the alert, or switch it on."""
+    """Return the remedy: run the action that should have prevented the alert, or switch it on."""
     if enabled:
         return (
             f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "

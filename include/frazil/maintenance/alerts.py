@@ -7,8 +7,8 @@ the next measurement. For each rule, the first case that matches applies:
   2. The value is unknown: nothing changes.
   3. The alert is active: it stays active until the value is at most 80 % of the threshold.
   4. The value is not beyond the threshold: the hold time restarts.
-    5. The last value beyond the threshold is older than the hold time and than three usual gaps between measurements:
-  the hold time restarts.
+  5. No value was beyond the threshold for the longer of the hold time and three measurement intervals: the hold time
+  restarts.
   6. The value has been beyond the threshold for the hold time: the alert fires.
 """
 
@@ -24,9 +24,9 @@ from frazil.maintenance.health import TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
 
 MAX_GAPS = 3
-"""Number of usual gaps between measurements after which the hold time restarts."""
+"""Number of measurement intervals after which the hold time restarts."""
 DEFAULT_GAP_MS = 300_000
-"""Assumed gap between measurements until two measurements show the real gap."""
+"""Minimum measurement interval, in milliseconds. Assumed until two measurements show the real interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Alert:
     sentence: str
     """What is wrong and what to do now; for a resolved alert, that the alert is over."""
     alone: bool = True
-    """Whether this alert opens an incident of its own; False for alerts that are reported together
+    """Whether this alert opens a separate incident; False for alerts that are reported together
     (`mark_reported_together`).
     """
 

@@ -150,7 +150,7 @@ def is_complete(partition: PartitionFiles, complete_before_us: int | None) -> bo
 
 
 def removed_files_per_byte(rewrite: Rewrite) -> float:
-    """Return how many files the rewrite removes per rewritten byte."""
+    """Return the number of files that the rewrite removes per rewritten byte."""
     return rewrite.removed / max(rewrite.bytes, 1)
 
 

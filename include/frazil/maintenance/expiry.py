@@ -156,7 +156,7 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
 
 
 def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """Return how many of main's newest snapshots a reader may still use, if it started after `horizon_ms`."""
+    """Return the number of main's newest snapshots that a reader may still use, if it started after `horizon_ms`."""
     return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
 
 

@@ -33,8 +33,8 @@ class Progress:
     def of(cls, metadata: TableMetadata) -> Self:
         return cls(metadata.current_snapshot_id, metadata.next_sequence_number())
 
-    def has_moved_to(self, now: Progress) -> bool:
-        """Return whether a commit that was prepared at the earlier time would now be refused."""
+    def is_superseded_by(self, now: Progress) -> bool:
+        """Return whether the table has changed by the time `now`, so that a commit prepared before would be refused."""
         return now.sequence_number > self.sequence_number and now.snapshot_id != self.snapshot_id
 
 

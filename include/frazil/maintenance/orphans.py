@@ -294,7 +294,7 @@ def find_deletable(
     known = {
         path
         for run in runs
-        if now_ms - run.at_ms >= MIN_RUN_DISTANCE_MS and run.standing.has_moved_to(progress)
+        if now_ms - run.at_ms >= MIN_RUN_DISTANCE_MS and run.standing.is_superseded_by(progress)
         for path in run.paths
     }
     return [file for file in candidates if file.info.path in known]

@@ -205,7 +205,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
         return Reading("stall", 1, 0, str(state.state), f"stream {name}: {state.sentence}", hold_ms=hold_ms)
     if stall is None:
         return Reading("stall", 0, 0, "the writer is not stalled", "")
-    # A watermark may move again by itself once a topic-partition becomes idle, and rows are still written.
+    # A watermark may advance again by itself once a topic-partition becomes idle, and rows are still written.
     hold_ms = alerts.hold // timedelta(milliseconds=1) if stall.kind is StallKind.WATERMARK else hold_ms
     shown = f"stalled ({stall.kind}) since {format_utc(stall.since_ms)}"
     return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}", hold_ms=hold_ms)

@@ -114,7 +114,9 @@ def find_deletes(changes: pa.Table) -> Mask:
 
 
 def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]) -> pa.Table:
-    """Fill the columns that a change leaves out with the row's values. `ids` are field ids by column name."""
+    """Return the changes. Columns that a change leaves out have the row's values. `ids` are field ids by column
+    name.
+    """
     kept = column(changes, KEPT_COLUMNS)
     left_out = pc.fill_null(pc.list_value_length(kept), 0).to_numpy(zero_copy_only=False)
     if not left_out.any():
@@ -132,7 +134,7 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Replace values from an earlier change that is older than the row by the row's values.
+    """Return the changes, with the row's value where a value comes from an earlier change that is older than the row.
 
     `indexes` selects the newest change of each row.
     """

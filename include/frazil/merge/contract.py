@@ -116,7 +116,7 @@ class MergeTask:
     matched: bytes = b""
     """A serialised `BitMap64` of the changes that other tasks matched; this task inserts the others."""
     share: tuple[str, ...] = ()
-    """The files of `changes` that this task rewrites, if it is a task of the last round of a stream with dedupe."""
+    """The files of `changes` that this task rewrites, if it is a task of the rewrite phase of a stream with dedupe."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON values; `matched` is in base64."""

@@ -1,7 +1,7 @@
 """Runs one task of a merge that drops repeats: rows whose key occurred before, close in event time.
 
-The rows of a batch are staged as data files. Tasks of the first round look up their keys in some of the table's files.
-Tasks of the last round also find repeats within the batch, and rewrite those of their files that have repeats.
+The rows of a batch are staged as data files. Tasks of the search phase look up their keys in some of the table's files.
+Tasks of the rewrite phase also find repeats within the batch, and rewrite those of their files that have repeats.
 
 A row is kept unless a kept row with its key is at most `within_us` away in event time. Rows of the table come first,
 then the batch's rows: within a topic-partition by offset, across topic-partitions by Kafka's timestamps.

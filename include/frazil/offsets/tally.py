@@ -69,7 +69,9 @@ def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """Add up several tallies of each topic-partition. An offset that is in two of them counts as repeated."""
+    """Return the sum of several tallies for each topic-partition. An offset that is in two of them counts as
+    repeated.
+    """
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():

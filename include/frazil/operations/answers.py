@@ -232,7 +232,7 @@ class AnswerCache:
                 problem = restart = None
                 try:
                     value = one.read()
-                except Exception as error:  # any error of a catalog or a storage is the answer
+                except Exception as error:  # any error of a catalog or storage is the answer
                     restart = installed.explain_outdated(error)
                     problem = restart or f"{type(error).__name__}: {' '.join(str(error).split())}"
                     if restart and problem != one.problem:  # log it once, although the read is repeated

@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 from frazil import clock
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
 from frazil.commit.marker import read_marker
-from frazil.commit.open_streams import read_stream
+from frazil.commit.open_streams import open_read_only
 from frazil.errors import MarkerUnreadable
 from frazil.history.objects import read_table_history as past_of
 from frazil.host.launcher import Observation
@@ -107,10 +107,10 @@ def _load_dead_letter_metadata(table: Table, spec: StreamSpec) -> TableMetadata 
 
 
 def fetch_action_state(spec: StreamSpec) -> ActionState:
-    """Read the state of a stream's table that its actions depend on. Raises the errors of `read_stream` and of
+    """Read the state of a stream's table that its actions depend on. Raises the errors of `open_read_only` and of
     markers.
     """
-    table = read_stream(spec).tables.main.current()
+    table = open_read_only(spec).tables.main.current()
     marker, backfill = read_marker(table.properties, spec.name), read_backfill(table.properties, spec.name)
     return ActionState(is_read=True, marker=marker, backfill=backfill, coordinates=has_coordinates(table.schema()))
 

@@ -55,7 +55,7 @@ class ReportedProblem:
     """The deduplication key. It is the same when an alert fires and when it resolves."""
     log: str = ""
     alone: bool = True
-    """Whether `each` sent this alert in a message of its own when it fired."""
+    """Whether `each` sent this alert in a separate message when it fired."""
 
     @classmethod
     def from_alert(cls, alert: Mapping[str, Any], *, page: str) -> Self:

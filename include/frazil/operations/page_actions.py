@@ -185,8 +185,8 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
     return ", and ".join(changes) or "the request does not confirm the shown plan"
 
 
-def _dag_change(was: str, now: str) -> str:
-    """Describe a change of whether the DAG is paused."""
+def _describe_dag_change(was: str, now: str) -> str:
+    """Describe how the DAG's state in Airflow changed: paused, unpaused, added or removed."""
     if was == "None":
         return "its DAG was added to Airflow"
     return {
@@ -195,7 +195,7 @@ def _dag_change(was: str, now: str) -> str:
     }.get(now, "its DAG was removed from Airflow")
 
 
-def _backfill_change(was: str, now: str) -> str:
+def _describe_backfill_change(was: str, now: str) -> str:
     if not now:
         return f"the backfill or replay {was} ended"
     return f"the backfill or replay changed from {was} to {now}" if was else f"the backfill or replay {now} started"
@@ -203,8 +203,8 @@ def _backfill_change(was: str, now: str) -> str:
 
 _CHANGE_TEXTS: Mapping[str, Callable[[str, str], str]] = {
     "generation": lambda _, __: "another user paused, resumed or restarted it",
-    "dag_paused": _dag_change,
-    "backfill": _backfill_change,
+    "dag_paused": _describe_dag_change,
+    "backfill": _describe_backfill_change,
 }
 _TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
     PageAction.RESET: "its position moved, or another target was requested",

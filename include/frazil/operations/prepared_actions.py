@@ -13,7 +13,7 @@ from frazil.commit import marker_changes
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.marker import Marker, keep_same_topics
 from frazil.commit.merging_modes import merging_mode
-from frazil.commit.open_streams import open_kafka, open_stream, read_stream
+from frazil.commit.open_streams import open_kafka, open_read_only, open_stream
 from frazil.commit.reset_plan import (
     AvailableOffsets,
     OffsetMove,
@@ -43,7 +43,7 @@ def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown u
 
     Raises AdoptionRequired for a stream that has not started.
     """
-    opened = read_stream(spec)
+    opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
         seen = read_state_before_reset(opened.tables)
         if seen.marker_text is None:
@@ -97,7 +97,9 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
     now: AvailableOffsets,
     by: str,
 ) -> Marker:
-    """Move the stream's position, and record this in its history. Raises the errors of `marker_change.reset`."""
+    """Move the stream's position, record this in its history, and return the new marker. Raises the errors of
+    `marker_change.reset`.
+    """
     marker = marker_changes.reset(tables, target=target, source=now.source, seen=seen, cut=now.cut)
     record_action(tables.main.current(), tables.stream, reset_sentence(wanted, plan, by=by), at_ms=tables.clock_ms())
     return marker
@@ -115,7 +117,7 @@ def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:
     """Read the stream's table, and return the effects of abandoning its backfill. Raises the errors of the read."""
-    tables = read_stream(spec).tables
+    tables = open_read_only(spec).tables
     backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
     if backfill is None or not backfill.is_open:
         return PreparedAction((), "", lambda: None, refused=f"{spec.name} has no backfill or replay in progress")

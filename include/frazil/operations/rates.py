@@ -75,7 +75,9 @@ def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, .
 
 
 def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, ...]:
-    """Add the rate at which records came: those written, and the change of the lag since the span before."""
+    """Return the rates with the arrival rate added: the records written, plus the change of the lag since the previous
+    span.
+    """
     found, before = list(rates), None
     for number, (rate, span) in enumerate(zip(rates, spans, strict=False)):
         adjoins = before is not None and span.at_ms - before.end_ms <= _max_gap_ms(span)

@@ -116,7 +116,7 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """Start a small Spark session on loopback with the request's catalog. Properties in `request.spark` take
+    """Start and return a small Spark session on loopback with the request's catalog. Properties in `request.spark` take
     precedence.
     """
     from pyspark.sql import SparkSession  # small windows need no Spark

@@ -90,7 +90,8 @@ def find_unused_suites(folder: Path, tables: Collection[str]) -> list[Path]:
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Evaluate windows of one table in order, in one child process, which is killed after `timeout_s`.
+    """Evaluate windows of one table in order, in one child process, which is killed after `timeout_s`. Return one
+    result per window.
 
     Raises SpecError if the suite cannot be used on this table, and FrazilError if the process crashed or timed out.
     Also raises the catalog's AccessDenied and CommitUnavailable. After an error, no results are returned.

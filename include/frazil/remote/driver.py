@@ -49,9 +49,9 @@ _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 
 
 def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Write until an order, an operator or the end of Kafka's records stops the driver. Return the exit code.
+    """Run the writer until the agent or an operator stops it, or no records are left. Return the exit code.
 
-    Raises FrazilError if the catalog or the order cannot be read.
+    Raises FrazilError if the catalog or `order.json` cannot be read.
     """
     log_to_stderr()
     end_with_parent(os.getppid())

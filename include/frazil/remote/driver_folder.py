@@ -4,8 +4,8 @@
 - `<state>/driver/<id>/status.json`, written by the driver: its heartbeat, and how it ended.
 - `<state>/driver/<id>/log.json`, written by the driver: the end of its log.
 
-A driver ends if the order is for another driver, so only one of two submitted drivers writes. Until the other driver
-has read the order, the epoch in the table prevents its commits.
+`order.json` names one driver; any other driver ends when it reads the order. Until then, the epoch in the table
+prevents that driver's commits.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, never_complete_message, signalled_as
+from frazil.spec.routed_stream import RoutedStream, find_signal_name, never_complete_message
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
@@ -146,7 +146,7 @@ def assess_group(
         decided = {spec.name: DecidedBatches.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
         own = {*route.tables.values(), *route.complete, spec.default_table, spec.dead_letter_table}
-        found = {name: signals.of(name) for name in list_matching_names(catalog, route) if name not in own}
+        found = {name: signals.for_table(name) for name in list_matching_names(catalog, route) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
         has_begun = any(its.cursor is not None for its in found.values())
         each = max(limit // max(len(names), 1), 1)
@@ -160,7 +160,7 @@ def assess_group(
             if has_begun and found[name].cursor is None and bound_us is not None:
                 begin_us = _first_window_us(earliest_us(table, column=spec.event_time.column), bound_us, grain)
             return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
-        except Exception as error:  # whatever a catalog or a storage raises: the others are still signalled
+        except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
             return error
 
@@ -183,7 +183,7 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
 ) -> Assessment:
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
     spec = specs[0]
-    grain, name = Grain(spec.window or ""), signalled_as(spec)
+    grain, name = Grain(spec.window or ""), find_signal_name(spec)
     group = name if name != spec.table.identifier else None
     if group != signals.group:
         signals = dataclasses.replace(signals, group=group, since=signals.number)
@@ -261,7 +261,9 @@ def find_feeds(
 def _find_feed(
     table: Table, stream: str, spec: StreamSpec | None, marker: Marker | None, decided: Mapping[str, DecidedBatches]
 ) -> Feed:
-    """Return one feeding stream, without a watermark if its position cannot be trusted."""
+    """Return the state of one stream that writes to the table. Its watermark is None if its position cannot be
+    trusted.
+    """
     lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
     if marker is None:
         return Feed(stream, None, lateness_us)

@@ -79,9 +79,9 @@ class TableSignals:
                 signals = catalog.load_table(SIGNALS_TABLE)
             except NoSuchTableError:
                 return cls(table, None, 0, None)
-        return cls(table, None, 0, signals).of(table)
+        return cls(table, None, 0, signals).for_table(table)
 
-    def of(self, table: str) -> TableSignals:
+    def for_table(self, table: str) -> TableSignals:
         """Return the signals of another table, as of the same time."""
         if self.at is None:
             return TableSignals(table, None, 0, None)
@@ -92,7 +92,7 @@ class TableSignals:
         if self.at is None or VALUE not in self.table:
             return [self]
         own = [name for name in self.at.properties if name.startswith(CURSOR_PROPERTY_PREFIX)]
-        found = (self.of(name.removeprefix(CURSOR_PROPERTY_PREFIX)) for name in own)
+        found = (self.for_table(name.removeprefix(CURSOR_PROPERTY_PREFIX)) for name in own)
         return [one for one in found if one.group == self.table]
 
     def event_key(self, signal: Signal) -> str:
@@ -175,7 +175,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)
     seen, *_ = (append.seen for append in appends)
-    shared = None if seen.group is None else seen.of(seen.group).number
+    shared = None if seen.group is None else seen.for_table(seen.group).number
     first = max([shared or 0, *(append.seen.number for append in appends)]) + 1
     numbered = [dataclasses.replace(s, number=n) for n, s in enumerate(chain(*(a.signals for a in appends)), first)]
     last = {append.seen.table: append.seen.number for append in appends} | {s.table: s.number for s in numbered}
@@ -273,7 +273,7 @@ def _delete_files(table: Table, files: Sequence[StagedFile]) -> None:
 
 
 def _write_files(table: Table, signals: list[Signal], token: str) -> list[StagedFile]:
-    """Write the signals to staged files."""
+    """Write the signals to staged files, and return the files."""
     if not signals:
         return []
     target = target_table(table, folder=f"{data_location(table)}/{token}")

@@ -31,7 +31,7 @@ REQUIRED_PACKAGES = (
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
 """Packages that a driver's catalog may need. They are included if this host has them."""
 STORAGE_PACKAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
-"""Maps each storage to the package that accesses it."""
+"""Maps each kind of storage to the package that accesses it."""
 EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
@@ -66,8 +66,8 @@ SMOKE_TEST = (
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
     """Write the archive atomically. `say` is called with a message about the progress of each step.
 
-    Raises MissingExtra if a storage's packages are not installed on this host, and EnvironmentUnusable if the packaged
-    Python cannot stage records.
+    Raises MissingExtra if the packages of a kind of storage are not installed on this host, and EnvironmentUnusable if
+    the packaged Python cannot stage records.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:

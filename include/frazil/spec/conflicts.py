@@ -118,7 +118,7 @@ def _own_tables(spec: StreamSpec) -> tuple[str, str]:
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Yield an error for each resource setting in which streams of an application differ.
 
-    Yields an error too if an application has the name of a stream.
+    Also yields an error if an application and a stream have the same name.
     """
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}

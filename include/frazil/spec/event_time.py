@@ -38,5 +38,5 @@ class Watermark(Model):
     max_future: PositiveDuration = Field(
         default=timedelta(minutes=10),
         description="A row whose event time is further ahead of Kafka's timestamp or the clock lands, but "
-        "does not move the watermark.",
+        "does not advance the watermark.",
     )

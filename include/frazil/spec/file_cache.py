@@ -50,7 +50,7 @@ class FileCache(Generic[T]):
         self._entries: dict[Path, _Entry[T]] = {}
 
     def get(self, path: Path) -> T:
-        """Return what `read` returns for this path, or raise what it raises.
+        """Return the result of `read` for this path, or raise its exception.
 
         The value is shared and must not be changed.
         """

@@ -1,5 +1,6 @@
-"""Former names of a table's columns: the table property that stores them, and the names that columns may have in rows.
-Pure.
+"""Former names of a table's columns, and the table property that stores them. Pure.
+
+Rows that were staged for the default table may have older names of a routed table's columns.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def read_defaults(folder: Path) -> Mapping[str, Any]:
 
 
 def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
-    """Validate the result of `read_stream`. Raises SpecError like `load_stream`."""
+    """Validate a declaration that was read from `path`. Raises SpecError like `load_stream`."""
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:

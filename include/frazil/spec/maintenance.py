@@ -86,9 +86,7 @@ class Alerts(SwitchableAction):
     hold: PositiveDuration = Field(
         default=timedelta(minutes=15), description="How long a value must exceed its threshold."
     )
-    manifest_list_bytes_per_file: Count = Field(
-        default=1_024, description="Bytes of the manifest list for each data file."
-    )
+    manifest_list_bytes_per_file: Count = Field(default=1_024, description="Bytes of the manifest list per data file.")
     manifests: Count = Field(default=500, description="Manifests of the newest snapshot.")
     snapshots: Count = Field(default=2_000, description="Snapshots in the metadata.")
     metadata_bytes: Bytes = Field(default=8 * 2**20, description="Size of `metadata.json`.")
@@ -97,7 +95,8 @@ class Alerts(SwitchableAction):
     )
     delete_files: Count = Field(
         default=100,
-        description="Delete files, which every reader applies. An upsert table may have one more for each data file.",
+        description="Delete files, which every reader must apply. For an upsert table, the limit is higher by the "
+        "number of its data files.",
     )
     deleted_rows: Percentage = Field(
         default=30,

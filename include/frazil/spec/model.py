@@ -335,8 +335,8 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the fingerprint omits. They include keys of later versions that are not used, so that an
-        upgrade does not change the hash.
+        """Return the keys that the fingerprint omits. These include keys added by newer versions of frazil, unless the
+        declaration uses them, so that an upgrade does not change the hash.
         """
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
         columns = {

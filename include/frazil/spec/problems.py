@@ -93,7 +93,7 @@ def _format_line(problem: Problem) -> str:
 
 
 def _remove_credentials(text: str) -> str:
-    """Replace `user:password@` in front of a host, with the scheme before it, by `…@`."""
+    """Return the text with `…@` instead of each scheme and `user:password@` in front of a host."""
     return _CREDENTIALS.sub(lambda found: "…@" if ":" in found[0] else found[0], text)
 
 

@@ -25,8 +25,10 @@ class RoutedStream(StreamSpec):
         return self.route is not None and self.table.identifier not in self.route.tables.values()
 
     @property
-    def signalled_as(self) -> str:
-        """The name of the DAG's table: the template, if its tables share a DAG; otherwise the table."""
+    def signal_name(self) -> str:
+        """The name under which the table's windows are signalled: the route's template if its tables share a DAG;
+        otherwise the table.
+        """
         route = self.route
         if route is None or route.template is None or not self.is_made or self.table.identifier in route.complete:
             return self.table.identifier
@@ -42,9 +44,9 @@ def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
     return isinstance(spec, RoutedStream) and spec.route is not None and spec.table.identifier == spec.route.template
 
 
-def signalled_as(spec: StreamSpec) -> str:
-    """Return the name under which the windows of the stream's table are signalled, as `RoutedStream.signalled_as`."""
-    return spec.signalled_as if isinstance(spec, RoutedStream) else spec.table.identifier
+def find_signal_name(spec: StreamSpec) -> str:
+    """Return the name under which the windows of the stream's table are signalled."""
+    return spec.signal_name if isinstance(spec, RoutedStream) else spec.table.identifier
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:

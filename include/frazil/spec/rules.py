@@ -195,7 +195,7 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     if name in spec.beside_value:
         yield Problem("rest", name, "is already filled by a key or header; name another column")
     if name in spec.key:
-        yield Problem("rest", name, "is a key column, which must be a field of its own; name another column")
+        yield Problem("rest", name, "is a key column, which rest cannot fill; name another column")
     if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
         yield Problem(
             "rest",
@@ -252,7 +252,7 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     ((name, of_type),) = filled.items()
     if declared.column not in {"", name}:
         yield Problem(
-            "source.format.column", declared.column, f"is not the column that the value fills, {name}; leave it out"
+            "source.format.column", declared.column, f"is not {name}, the column that the value fills; leave it out"
         )
     if of_type not in {kind, ""}:
         what = f"is of type {of_type}, but source.format: {declared.type} needs a column of type {kind}"

@@ -350,7 +350,7 @@ class _Parser:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
-        """Take the next token, which must be a name. `any_name` allows any characters before a colon."""
+        """Take and return the next token, which must be a name. `any_name` allows any characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):

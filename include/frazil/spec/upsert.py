@@ -25,7 +25,9 @@ UNKEYABLE_TYPES = ("float", "double")
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
 """Types of the column `order-by`."""
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
-"""Fields of an envelope that are texts with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
+"""Fields of an envelope that are strings with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no
+order.
+"""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
 """Types of the column that marks deletes, each with the Python type of its values in YAML."""
 

@@ -67,7 +67,7 @@ def _parse_moment(value: object, besides: str = "") -> datetime:
     try:
         moment = parse_moment(value if isinstance(value, datetime) else str(value))
     except ValueError:
-        raise ValueError(f"is not {besides}an ISO 8601 time with a zone: 2013-12-30T00:00:00Z") from None
+        raise ValueError(f"is not {besides}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
     if moment.tzinfo is None:
         raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
     return moment

@@ -85,7 +85,7 @@ def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Strea
 def _add_writer_report(
     known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
-    """Add the live writer's report and the lag to the state."""
+    """Return the state with the live writer's report and the lag added."""
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (
@@ -160,14 +160,16 @@ def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | 
 def _fenced_sentence(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
     return (
         f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
-        "commits nothing more, and ends with 13 (Fenced) within a minute, or after the batch that it stages. After a "
+        "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages. After a "
         f"reset, `frazil resume {stream}` starts the next one once this one has ended; in the foreground, "
         f"`frazil run {stream}`"
     )
 
 
 def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    """Drop problems whose error is part of the first problem, such as the table's error that ended the writer."""
+    """Return the problems, except for those whose error is part of the first problem, such as the table's error that
+    ended the writer.
+    """
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:

@@ -15,7 +15,7 @@ from frazil.commit.followers import TableAbsence
 from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.open_streams import read_stream
+from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import FrazilError, RolledBack, TableLost
 from frazil.host.launchers import open_launcher
@@ -160,7 +160,7 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
     These are sentences about the first tables, and a short description of each table by identifier.
     """
     try:
-        tables = read_stream(spec).tables
+        tables = open_read_only(spec).tables
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
@@ -237,7 +237,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
         return {}
     with translate_catalog_errors(table.catalog.name):
         behind, dropped = find_lagging_and_dropped_tables(
-            spec, read_stream(spec).tables, default_marker, only_gone=True
+            spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
     found = {one.target: str(one) for one in behind if one.gone is TableAbsence.MISSING}
     return found | {gone.target: str(gone) for gone in dropped}

@@ -1,4 +1,6 @@
-"""Measures what this process and its JVM have cost since the previous batch, of whichever stream."""
+"""Measures the CPU time and storage requests of this process and its JVM since the previous batch of any of its
+streams.
+"""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
 def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
     """Return the table that now has the recorded name, if it is not the route's former table; otherwise None."""
     table = loaded.get(member.target)
-    if table is None:  # the template did not create the table that has the name now
+    if table is None:  # the template did not create the current table of this name
         try:
             with translate_catalog_errors(catalog.name):
                 table = catalog.load_table(member.target)

@@ -1,4 +1,4 @@
-"""Evolves a stream's tables by the schema drift of a batch's records, before any file of the batch is committed."""
+"""Evolves a stream's tables to fit the schema drift in a batch's records, before any file of the batch is committed."""
 
 from __future__ import annotations
 

@@ -276,7 +276,8 @@ class RecordFolding:
         try:
             self.fold()
         except Exception as error:  # catalogs and storages raise anything, and the next run tries again
-            log.warning("old commit records of stream %r were not folded: %r", self.spec.name, error)
+            what = "cannot combine old commit records of stream %r: %r; no data is affected, and this is retried later"
+            log.warning(what, self.spec.name, error)
 
     def _run(self) -> None:
         while True:

@@ -146,8 +146,8 @@ def limit_ends(
 ) -> dict[TopicPartition, int]:
     """Return the end offsets of a batch. These are `ends` if at most `max_records` offsets are unread.
 
-    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that all partitions advance and
-    the watermark moves. No end is before the partition's position.
+    Otherwise each partition gets a share of `max_records` in proportion to its lag, so that all partitions and the
+    watermark advance. No end is before the partition's position.
     """
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())

@@ -341,7 +341,7 @@ class BatchPlanner:
             last = self.whole.last if self.whole else NO_TRANSACTION
             self.position = Position(end, idle, {**self.position.leader_epochs, **self._new_leader_epochs(end)}, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
-            log.info("all partitions are idle: an empty commit moves the watermark")
+            log.info("all partitions are idle: an empty commit advances the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
 

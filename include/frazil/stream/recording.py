@@ -145,7 +145,7 @@ def log_event(event: Event) -> None:
         case FutureEventTimes():
             _batch.warning(
                 "batch %s: %s an event time more than %s ahead of Kafka's timestamp, most of them in %s-%d: such rows "
-                "land, but do not move the watermark. Check the producers' clocks",
+                "land, but do not advance the watermark. Check the producers' clocks",
                 what.key, format_count(what.rows, "row", "has|have"), what.max_future, *what.furthest,
             )  # fmt: skip
         case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:

@@ -213,7 +213,9 @@ class Reporter:
         return self._wake.is_set()
 
     def _count_records(self) -> None:
-        """Count the batch's records in a daemon thread, because an unavailable storage takes long to fail."""
+        """Count the batch's records in a daemon thread, because requests to an unavailable storage service time out
+        late.
+        """
         if not (self._state.phase is Phase.STAGING or (self._merges and self._state.phase in MERGE_PHASES)):
             return
         if self._counting is None or not self._counting.is_alive():

@@ -135,7 +135,7 @@ def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
-    """Raise TableLost if another table now has the name of a former table of the route."""
+    """Raise TableLost if a table of the route was replaced by another table of the same name."""
     if member is not None and member.is_another(table):
         raise TableLost(describe_dropped_table(spec, tables, member, table))
 
@@ -174,15 +174,15 @@ class RoutedTables:
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
-    """Schemas, partition specs and sort orders as JSON. Equal texts share one object."""
+    """Schemas, partition specs and sort orders as JSON. Equal strings share one object."""
 
     def open(self, default_marker: Marker) -> None:
         """Load the existing tables, and create those that are declared. An error of one table does not affect the
         others.
 
-        Raises AdoptionRequired for a table with batches that the default table does not have. Errors of tables that
-        commit atomically with the default table are raised too: RouteBehind if another table has the name while rows
-        wait, and the errors of `ensure_declared`.
+        Raises AdoptionRequired for a table with batches that the default table does not have. Tables that commit
+        atomically with the default table also raise the errors of `ensure_declared`. They raise RouteBehind if rows
+        wait for a table that was replaced by another table of the same name.
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
@@ -455,7 +455,7 @@ class RoutedTables:
         location, layout = self._layouts.get(target, ("", None))
         if layout is None or location != table.metadata_location:
             layout = staged_target(self.spec, table, folder)
-            # Equal texts share one object, so that they are sent to the tasks only once.
+            # Equal strings share one object, so that they are sent to the tasks only once.
             layout = dataclasses.replace(
                 layout,
                 schema_json=self._intern(layout.schema_json),

@@ -1,6 +1,6 @@
 """Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
 
-A process may be alive, send heartbeats and log although no record reaches the table or the watermark does not move.
+A process may be alive, send heartbeats and log although no record reaches the table or the watermark does not advance.
 Such a writer is not hung (`frazil.supervise.liveness`) and is not restarted. The stall is reported after three commit
 intervals, or after 20 s if these are shorter. The first matching rule applies:
 
@@ -11,9 +11,9 @@ intervals, or after 20 s if these are shorter. The first matching rule applies:
    intervals.
 4. Commits advance the offsets, but the watermark has stayed the same for three intervals.
 
-A topic without unread records is not a stall, nor is a backlog of any size whose committed offsets advance. A batch
-may take longer than three intervals while its records or its phase advance. This exception is only for the *first*
-batch over the same offsets: a batch that is lost and read again brings no record nearer to the table.
+A topic without unread records is not a stall, nor is a backlog of any size whose committed offsets advance. A batch may
+take longer than three intervals while its records or its phase advance. This exception is only for the *first* batch
+over the same offsets: a batch that is lost and read again brings no record nearer to the table.
 
 Rule 4 needs two commits that left the watermark unchanged, so that one late record in a quiet topic is not a stall. The
 rule reports a topic-partition without records even if `watermark.idle-timeout` will release the partition later: that
@@ -325,7 +325,7 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
 
 
 def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find a watermark that does not move (rule 4), and the topic-partition that holds it back.
+    """Find a watermark that does not advance (rule 4), and the topic-partition that holds it back.
 
     Among the partitions that are not idle, it is one without event times, or else the one with the smallest time.
     """

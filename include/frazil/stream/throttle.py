@@ -83,7 +83,7 @@ class MetadataBounds:
         )
 
     def pressure(self, low: SliceLow) -> float:
-        """Return the ratio of the low to these bounds, for snapshots or manifests, whichever is larger."""
+        """Return the larger of two ratios of the low to these bounds: for snapshots and for manifests."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)

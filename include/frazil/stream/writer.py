@@ -358,7 +358,7 @@ class Epoch:
         if marker is None:
             raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
         p.emit(EpochBegan(committer.epoch, marker, settled))
-        marker = self._skip_gaps(committer, marker, topics)
+        marker = self._handle_offset_gaps(committer, marker, topics)
         runner = BatchRunner(
             spec=p.spec,
             kafka=p.kafka,
@@ -377,7 +377,7 @@ class Epoch:
             runner.report(journal)
         return runner
 
-    def _skip_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
+    def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Return the marker. If unread records were deleted, raise `OffsetGap`, or with `on-gap: skip` skip them.
 
         With `on-gap: skip`, a truncated log first resets the stream to the offset of the truncation, which ends this

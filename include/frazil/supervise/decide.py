@@ -74,7 +74,7 @@ it.
 """
 
 EXTERNAL_CAUSE_EXIT_CODES = frozenset({Fenced.exit_code, AccessDenied.exit_code})
-"""Exit codes of errors whose cause is outside this host and may be gone: another writer, or missing access rights."""
+"""Exit codes of errors whose cause is outside this host and may be gone: another writer, or missing permissions."""
 
 KAFKA_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses(KafkaUnavailable))
 """Exit codes of a writer that could not reach Kafka, or whose topic did not exist."""
@@ -251,7 +251,7 @@ def _has_ended_while_away(observed: DecisionInput, exit_: ExitRecord, *, policy:
 
 
 def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
-    """Restart the writer after a long backoff. Its credentials once worked, and access rights are often restored."""
+    """Restart the writer after a long backoff. Its credentials once worked, and permissions are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     wait_ms = policy.denied_backoff_ms(len(row))
     due_ms = exit_.ended_at_ms + wait_ms
@@ -369,7 +369,7 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
 
 
 def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
-    """Return who requested a change, when and why."""
+    """Return a phrase with the user who requested a change, the time and the reason."""
     why = f": {desired.reason}" if desired.reason else ""
     return f"{what} by {desired.by or 'an unknown user'} {format_elapsed(now_ms - desired.at_ms)} ago{why}"
 

@@ -72,7 +72,7 @@ class DesiredStore:
     def _set(
         self, mode: DesiredMode, *, by: str, reason: str, after: int | None, restart: bool = False
     ) -> DesiredState:
-        """Write a new state that follows the newest one. Raises DesiredMoved if others keep changing it."""
+        """Write and return a new state that follows the newest one. Raises DesiredMoved if others keep changing it."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 own, *others = [folder.read() for folder in self._folders]
@@ -145,7 +145,7 @@ class _DesiredStateFolder:
         self._store.delete([*(file.path for file in self._store.list_files(self._after)), self._path])
 
     def _path_after(self, desired: DesiredState | None) -> str:
-        """Return the path of the object in the chain that follows this state."""
+        """Return the path at which the next state after `desired` is stored."""
         return f"{self._after}/{desired.generation if desired else 0:020d}.json"
 
     def _read_object(self, path: str) -> DesiredState | None:

@@ -45,7 +45,7 @@ class Program:
     parent: str | None = None
     """The OpenLineage parent run. OPENLINEAGE_PARENT_ID in the environment takes precedence."""
 
-    def request(
+    def build_launch_request(
         self,
         connections: Mapping[str, str],
         *,
@@ -74,7 +74,7 @@ class Program:
 class WriterProgram(Program):
     """The program that writes the stream `name`."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
+    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         """Return this program as one that a supervisor can supervise."""
         return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
 
@@ -82,7 +82,7 @@ class WriterProgram(Program):
 class ApplicationProgram(Program):
     """The program that runs the shared application `name`."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
+    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         """Return this program as one that a supervisor can supervise."""
         return SupervisedApplication(self, clock=clock)
 
@@ -123,7 +123,7 @@ class SupervisedProgram(ABC):
         return None
 
     @abstractmethod
-    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
+    def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         """Build the request to launch the writer. Raises SpecError."""
 
     def on_launch(self) -> None:  # noqa: B027 - only a stream has a table
@@ -175,9 +175,10 @@ class SupervisedStream(SupervisedProgram):
         spec = self._declaration.spec
         return None if spec is None else self._table.fingerprint(spec)
 
-    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
+    def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
+        """Return the request that launches a writer of the stream with its current valid declaration."""
         spec = self._valid_spec()
-        return self._program.request(
+        return self._program.build_launch_request(
             connections(declared_connections(spec)),
             variables=find_environment_names(spec),
             fingerprint=spec.fingerprint(),
@@ -244,10 +245,10 @@ class SupervisedApplication(SupervisedProgram):
         except (FrazilError, OSError) as error:
             return UnreadableState(f"{type(error).__name__}: {error}")
 
-    def request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
+    def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         if (application := self._application) is None:
             raise SpecError(f"no stream in {self._program.streams} belongs to the application {self.name!r}")
-        return self._program.request(
+        return self._program.build_launch_request(
             connections(application.connections),
             variables=application.environment,
             fingerprint=application.fingerprint(),

@@ -61,7 +61,7 @@ class SupervisionStep:
 class Program(Protocol):
     """What a supervisor needs of a program."""
 
-    def supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
+    def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram: ...
 
 
 class Supervisor:
@@ -75,7 +75,7 @@ class Supervisor:
         launcher: Launcher | None = None,
         clock: Callable[[], int] = clock.now_ms,
     ) -> None:
-        self._program, self._connections = program.supervised(clock=clock), connections
+        self._program, self._connections = program.make_supervised(clock=clock), connections
         self._folder = self._program.folder
         self._launcher = launcher or self._program.launcher()
         self._clock = clock
@@ -188,7 +188,7 @@ class Supervisor:
         desired = observed.desired
         generation = desired.generation if isinstance(desired, DesiredState) else 0
         try:
-            request = self._program.request(generation=generation, connections=self._connections)
+            request = self._program.build_launch_request(generation=generation, connections=self._connections)
             launch = self._launcher.launch(request)
         except (WriterBusy, EnvironmentUnusable, SpecError, TimeoutError) as error:
             return f"{type(error).__name__}: {error}"
@@ -221,7 +221,7 @@ _ACTION_TEXTS = {
     WriterAction.KILL: "the writer is killed",
     WriterAction.GIVE_UP: "the supervisor gives up; an operator must fix the cause",
 }
-"""The history's texts by action. Holds are not recorded: the previous action or the next start states the reason."""
+"""The history's messages by action. Holds are not recorded: the previous action or the next start states the reason."""
 
 
 def to_history_event(

@@ -31,7 +31,8 @@ _MOVE_POINTER = (
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, and then change the pointers of all tables in one transaction.
+    """Write the new metadata files, then change the pointers of all tables in one transaction. Return one response per
+    table.
 
     Raises CommitFailedException if another commit has changed a pointer. After an error, the new files are deleted,
     unless COMMIT was already sent: in that case, the outcome is unknown.

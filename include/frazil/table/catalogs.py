@@ -270,7 +270,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
 
 
 def _connection_error_text(error: Exception) -> str:
-    """Return the server's address and the reason why a connection failed, without the nested texts of requests and
+    """Return the server's address and the reason why a connection failed, without the nested messages of requests and
     urllib3.
     """
     if not isinstance(error, requests.RequestException):

@@ -226,7 +226,7 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
             text = f"{path}: {code}: {found.get('Message')}"
             left[path] = OSError(text)
             if code == "AccessDenied":
-                left[path] = AccessDenied(f"{text}; grant these credentials the right to delete objects")
+                left[path] = AccessDenied(f"{text}; grant these credentials permission to delete objects")
     return left
 
 

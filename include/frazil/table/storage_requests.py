@@ -35,7 +35,7 @@ def counted_requests() -> StorageRequests:
 
 
 def upload_requests(path: str, size_bytes: int) -> int:
-    """Return how many requests the upload of a data file takes: more for a file in parts."""
+    """Return the number of requests that the upload of a data file takes: more for a file in parts."""
     if not is_remote(path):
         return 0
     return 1 if size_bytes <= PART_BYTES else 2 + -(-size_bytes // PART_BYTES)

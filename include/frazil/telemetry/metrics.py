@@ -100,11 +100,11 @@ EPOCHS = _counter(
 STALLED = _gauge(
     "stalled", "{stall}", "1 while the stream is stalled, by `kind`: kafka, offsets, watermark or transaction.", "kind"
 )
-OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, a storage or Kafka fails, or routed tables are behind.")
+OUTAGE = _gauge("outage", "{outage}", "1 while a catalog, storage or Kafka fails, or routed tables are behind.")
 OUTAGES = _counter("outages", "{outage}", "Outages of the catalog, the storage, Kafka or routed tables.")
 THROTTLED = _gauge("throttled", "{stream}", "1 while the table's metadata grows faster than maintenance shrinks it.")
 EVOLUTIONS = _counter("evolutions", "{evolution}", "Schema changes of the table that records required.")
-FUTURE = _counter("future_rows", "{row}", "Rows with event times too far in the future to move the watermark.")
+FUTURE = _counter("future_rows", "{row}", "Rows with event times too far in the future to advance the watermark.")
 SKIPS = _counter(
     "skips", "{skip}", "Number of times that records were skipped because Kafka's retention had deleted them."
 )

@@ -327,13 +327,13 @@ def test_a_stream_that_another_process_writes_keeps_no_other_from_catching_up(
 
 def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:
     program = ApplicationProgram("small", shared.streams, Path("never"))
-    supervised = program.supervised(clock=lambda: 1_800_000_000_000)
+    supervised = program.make_supervised(clock=lambda: 1_800_000_000_000)
     before = supervised.read()
     shared.declare("d", extra="lateness: 1h")
     assert supervised.read() == before
     shared.declare("d", extra="resources: {cores: 3}")
     assert supervised.read() != before
-    request = supervised.request(generation=0, connections=lambda _: {})
+    request = supervised.build_launch_request(generation=0, connections=lambda _: {})
     assert request.streams == ("a", "b", "c", "d")
     for name in ("a", "b", "c", "d"):
         shared.declare(name, application="other")
@@ -342,7 +342,7 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
 
 def test_an_application_named_like_a_stream_is_left_alone_until_one_is_renamed(shared: Shared) -> None:
     shared.declare("small", application="other")
-    read = ApplicationProgram("small", shared.streams, Path("never")).supervised(clock=lambda: 0).read()
+    read = ApplicationProgram("small", shared.streams, Path("never")).make_supervised(clock=lambda: 0).read()
     assert read == UnreadableState("a stream and an application are both named 'small'; rename one of them")
 
 

@@ -11,7 +11,7 @@ import yaml
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.commit.open_streams import open_stream, read_stream
+from frazil.commit.open_streams import open_read_only, open_stream
 from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
 from frazil.operations.fetch import fetch_action_state, fetch_history
@@ -78,7 +78,7 @@ def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spe
     with pytest.raises(
         TableLost, match="To create an empty dead-letter table, restart the writer: `frazil restart shop`"
     ):
-        read_stream(spec).tables.dead_letters.current()
+        open_read_only(spec).tables.dead_letters.current()
     assert there() == before
     open_stream(spec)
-    assert read_stream(spec).tables.dead_letters.current().current_snapshot() is None
+    assert open_read_only(spec).tables.dead_letters.current().current_snapshot() is None

@@ -38,7 +38,7 @@ def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.Monkey
     epoch = Epoch(parts, goal=None, stopping=threading.Event())
 
     def go() -> Marker:
-        return epoch._skip_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))
+        return epoch._handle_offset_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))
 
     return epoch, go
 

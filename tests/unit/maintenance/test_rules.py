@@ -49,7 +49,7 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
     for rule, text in found.items():
         meaning, _, rest = text.partition("**")
         assert meaning.strip(), rule
-        assert "**Be sure**" in rest, rule
+        assert "**Verify**" in rest, rule
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -58,7 +58,7 @@ def test_each_entry_has_commands_that_fix_or_says_who_does(rule: str) -> None:
     assert fixes == (rule not in ELSEWHERE | IN_THE_SENTENCE)
     introduction = RUNBOOK.read_text().partition("\n## ")[0]
     assert set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^- .*$", introduction, re.MULTILINE)))) == ELSEWHERE
-    assert commands(rule, "Be sure") or rule in {"aggregation", "runs"}, "only Airflow's UI shows it"
+    assert commands(rule, "Verify") or rule in {"aggregation", "runs"}, "only Airflow's UI shows it"
 
 
 def test_each_threshold_can_be_declared() -> None:

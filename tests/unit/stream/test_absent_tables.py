@@ -380,7 +380,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     with pytest.raises(RouteBehind, match="was not created for these rows"):
         made.start()
     monkeypatch.setattr("frazil.cli.route.find_stream", lambda *_: made.spec)
-    monkeypatch.setattr("frazil.cli.route.read_stream", lambda _: OpenStream(made.spec, made.tables))
+    monkeypatch.setattr("frazil.cli.route.open_read_only", lambda _: OpenStream(made.spec, made.tables))
     done = CliRunner().invoke(route_command, ["shop", "--give-up", A, "--yes"], catch_exceptions=False)
     assert f"{A} was not created for these rows, and stays as it is" in done.output
     made.start()

@@ -176,7 +176,7 @@ def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs
     assert marker is not None
     assert marker.at == (running.epoch, 0)
     monkeypatch.setenv("TEST_SECRET", "a secret of the tests")
-    monkeypatch.setattr(Epoch, "_skip_gaps", _ends)
+    monkeypatch.setattr(Epoch, "_handle_offset_gaps", _ends)
     with pytest.raises(KeyboardInterrupt):
         Writer(spec, engine=StartedEngine()).run()
     marker = tables.marker()

@@ -20,7 +20,7 @@ from frazil import clock
 from frazil.aggregate.due import WaitingDay, find_open_day, find_waiting_days, select_late_days
 from frazil.aggregate.spec import find_aggregation, parse_day
 from frazil.airflow.assets import AGAIN_PREFIX, again_asset, partition_asset
-from frazil.airflow.untrusted_values import Store, stored_mapping, stored_text
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_text
 from frazil.errors import SpecError
 from frazil.table.catalogs import open_existing_catalog
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIRST_DAY_KEY = "frazil.first-day"
-"""The key of the first day that is reconciled, in Airflow's store of the asset. Earlier days run on request only."""
+"""The key of the first day that is reconciled, in the asset's state store. Earlier days run on request only."""
 REQUESTED = "asked for"
 """Stands in `Runs` in place of a run's state: an event of the asset requested the day."""
 Runs = Mapping[str, Sequence[tuple[str, int]]]
@@ -105,7 +105,7 @@ def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested
     return [day for day in waiting if not any(is_covered(day, *run) for run in runs.get(str(day.day), ()))]
 
 
-def read_first_day(store: Store) -> date | None:
+def read_first_day(store: AssetStore) -> date | None:
     """Return the first day that is reconciled; None if it has not been set yet."""
     text = stored_text(store, FIRST_DAY_KEY)
     try:
@@ -115,7 +115,7 @@ def read_first_day(store: Store) -> date | None:
         return None
 
 
-def _read_earlier_requests(store: Store, waiting: Iterable[WaitingDay]) -> dict[str, int]:
+def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> dict[str, int]:
     """Return the time of the last request for each waiting day that was requested before."""
     days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}

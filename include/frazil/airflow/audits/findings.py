@@ -1,4 +1,4 @@
-"""Stores each stream's last audit, and findings that no later audit has cleared, in Airflow's store of the asset
+"""Stores each stream's last audit, and findings that no later audit has cleared, in the state store of the asset
 `frazil.health`.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from frazil.airflow.untrusted_values import Store, stored_mapping
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.timetext import parse_moment
 
 FINDINGS_KEY = "audits"
@@ -23,12 +23,12 @@ missing.
 """
 
 
-def read_findings(store: Store) -> dict[str, str]:
+def read_findings(store: AssetStore) -> dict[str, str]:
     """Return one sentence for each stream with findings that no later audit has cleared."""
     return {stream: kept[2] for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
 
 
-def read_last_audits(store: Store) -> dict[str, str]:
+def read_last_audits(store: AssetStore) -> dict[str, str]:
     """Return a sentence about each stream's last audit. Streams that were never audited are omitted."""
     return {name: text for name, text in stored_mapping(store, LAST_AUDITS_KEY).items() if isinstance(text, str)}
 
@@ -40,7 +40,7 @@ def _audit_text(found: Mapping[str, Any]) -> str:
     return f"of commits from {found['from']} to {found['to']}: {result}"
 
 
-def store_audits(store: Store, audits: Iterable[Mapping[str, Any]]) -> None:
+def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None:
     """Store the findings of these audits, and remove the findings that these audits clear.
 
     A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that could not

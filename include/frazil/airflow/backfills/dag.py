@@ -104,12 +104,12 @@ class StageOperator(SubmitOperator):
         """Raise AirflowFailException if an operator has abandoned the backfill."""
         from frazil.backfill.rules import check_run_not_abandoned  # a DAG file that is parsed needs no PyIceberg
         from frazil.commit.backfill_marker import read_backfill
-        from frazil.commit.open_streams import read_stream
+        from frazil.commit.open_streams import open_read_only
         from frazil.errors import BackfillAbandoned
         from frazil.spec.load import find_stream
 
         spec = find_stream(Path(self.streams), request["stream"])
-        properties = read_stream(spec).tables.main.refresh().metadata.properties
+        properties = open_read_only(spec).tables.main.refresh().metadata.properties
         try:
             check_run_not_abandoned(read_backfill(properties, spec.name), request.get("run"))
         except BackfillAbandoned as error:

@@ -17,7 +17,7 @@ VIEW = {
 }
 # Values from the data are escaped; the policy blocks scripts if one is not.
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'self'"}
-NOTHING_YET = """<!doctype html>
+EMPTY_PAGE = """<!doctype html>
 <title>Data Docs</title>
 <h1>No quality gate has run yet</h1>
 <p>A gate evaluates a window when it is complete, if include/expectations/ has a suite for its table. This page
@@ -35,7 +35,7 @@ def data_docs() -> FastAPI:
     def show(page: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
         folder = docs_folder().resolve()
         if page == "index.html" and not (folder / page).exists():
-            return HTMLResponse(NOTHING_YET, headers=HEADERS)
+            return HTMLResponse(EMPTY_PAGE, headers=HEADERS)
         found = (folder / page).resolve()
         if found.suffix != ".html" or not found.is_relative_to(folder) or not found.is_file():
             raise HTTPException(404, f"no gate has written the page {page!r}")

@@ -1,6 +1,6 @@
 """The DAG `frazil_health`, which measures all tables every minute and reports alerts that fire or resolve.
 
-- `measure` reads only metadata. Airflow's store of the asset `frazil.health` keeps the start time of each active alert.
+- `measure` reads only metadata. The state store of the asset `frazil.health` keeps the start time of each active alert.
 - `changed` sends an event of that asset if an alert fired or resolved; its extra lists both.
 - `alerts` fails while an alert is active: a red run means that something is wrong now. Notifiers are called only in the
   run in which an alert fires.

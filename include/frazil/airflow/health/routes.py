@@ -80,7 +80,7 @@ def measure_route_share(
             found = measure(catalog, table, now_ms=now_ms)
         except NotMadeByRoute:
             return None
-        except Exception as error:  # anything that a catalog or a storage raises: the others are still measured
+        except Exception as error:  # anything that a catalog or storage raises: the others are still measured
             said = f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
         return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]

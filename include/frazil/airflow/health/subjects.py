@@ -80,7 +80,7 @@ class WatchedSubject:
 
     alerts: Alerts
     read: Callable[[], Iterable[Reading]]
-    """May raise any error of a catalog or a storage."""
+    """May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
     """The DAGs whose failed runs count for this subject."""
 
@@ -101,7 +101,7 @@ def read_subjects(
     def read(name: str) -> list[Reading] | str:
         try:
             return [*subjects[name].read(), *runs.get(name, [])]
-        except Exception as error:  # anything that a catalog or a storage raises: the others are still read
+        except Exception as error:  # anything that a catalog or storage raises: the others are still read
             return f"{type(error).__name__}: {error}"
 
     with ThreadPoolExecutor(at_once) as pool:
@@ -246,7 +246,7 @@ def _aggregation_subject(
 def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:
     """Yield the readings of an aggregation: whether its declaration is broken, and which days are late.
 
-    Sets the first watched day.
+    Stores the first watched day in `first_days`.
     """
     name, spec = file.path.stem, file.spec
     sentence = f"the declaration of aggregation {name} is broken; the last valid one is in use: {file.problem}"

@@ -19,7 +19,7 @@ from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.gauges import export_health
 from frazil.airflow.health.routes import RouteFindings
 from frazil.airflow.health.subjects import FailedRuns, IsPaused, StoredState, read_subjects, subjects_of
-from frazil.airflow.untrusted_values import Store, stored_mapping, stored_names
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import FrazilError
 from frazil.maintenance.alert_rules import Reading
 from frazil.maintenance.alerts import (
@@ -55,19 +55,19 @@ SUBJECTS_KEY = "tables"
 
 def measure_all(  # noqa: PLR0913 - keywords, each with a default
     streams: Path,
-    store: Store,
+    store: AssetStore,
     *,
     aggregations: Path | None = None,
     expectations: Path | None = None,
-    again: Mapping[str, Store] = MappingProxyType({}),
+    again: Mapping[str, AssetStore] = MappingProxyType({}),
     failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
     """Measure the tables of all declarations, read every other subject, and update the alerts that `store` keeps.
 
     `expectations` is the folder of the quality gates' suites. `again` has the stores of the assets
-    `frazil.again.<name>`, by aggregation. This task or the reconciliation writes the first watched day to such a store,
-    whichever runs first. An aggregation without a store is not watched.
+    `frazil.again.<name>`, by aggregation. The first run of this task or of the reconciliation writes the first watched
+    day to such a store. An aggregation without a store is not watched.
 
     Returns the alerts that `fired` and that `resolved` now, all `active` alerts, the `due` actions by table, and the
     last audits by stream (`audited`). The alerts of undeclared tables resolve. They stay active while any file has
@@ -121,7 +121,7 @@ def _due_actions(
 
 
 @contextmanager
-def _stored_first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | None]]:
+def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
     """Yield a dict of each aggregation's first watched day. Days that the caller adds are stored on exit."""
     known = {name: read_first_day(kept) for name, kept in again.items()}
     days = dict(known)
@@ -132,7 +132,7 @@ def _stored_first_days(again: Mapping[str, Store]) -> Iterator[dict[str, date | 
 
 
 @contextmanager
-def _stored_findings(store: Store) -> Iterator[dict[str, RouteFindings]]:
+def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
     """Yield a dict of the findings about each route's tables. The caller's changes are stored on exit."""
     kept = stored_mapping(store, ROUTED_TABLES_KEY).items()
     found = {name: RouteFindings.from_json(known) for name, known in kept if isinstance(known, Mapping)}
@@ -159,7 +159,7 @@ def _subject_step(
     return evaluate_readings(before, name, seen, alerts, now_ms=now_ms)
 
 
-def _store_states(steps: Mapping[str, AlertStep], store: Store) -> dict[str, list[dict[str, Any]]]:
+def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
     """Store the alert states, and return the alerts that fired, resolved or are active."""
     for name, made in steps.items():
         store.set(name, made.states.to_json())
@@ -180,7 +180,7 @@ def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None
     """
     try:
         found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, ask_kafka=True)
-    except Exception as error:  # whatever a catalog, a storage or a network raises: the other tables are still measured
+    except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured
         return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
     log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")
     return found

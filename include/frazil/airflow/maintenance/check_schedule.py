@@ -1,6 +1,6 @@
 """Chooses the tables that a run checks, and skips tables that an earlier run still works on.
 
-Airflow's store of the asset `frazil.health` has the time of each table's last check, and the id of the run that works
+The state store of the asset `frazil.health` has the time of each table's last check, and the id of the run that works
 on the table. Airflow's task states show whether that run is still active, so a killed run does not block its table.
 """
 

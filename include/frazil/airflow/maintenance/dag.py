@@ -8,8 +8,8 @@
   same table.
 
 A table whose rewrite takes hours delays no other table: the next runs check all other tables. A route may have
-thousands of tables; they share one name and one task. Its Spark application rewrites the tables that need it most, and
-the next run continues with the others.
+thousands of tables, so `check_due` returns one name for all of them, and one task rewrites them: first those that need
+it most. The next run continues with the others.
 """
 
 from __future__ import annotations

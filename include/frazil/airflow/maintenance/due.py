@@ -1,4 +1,4 @@
-"""Checks all tables in one task, and returns the tables that need tasks of their own. Starts no Spark and no JVM."""
+"""Checks all tables in one task, and returns the tables that need separate tasks. Starts no Spark and no JVM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frazil.airflow.maintenance.check_schedule import CheckState, TaskStates, ta
 from frazil.airflow.maintenance.route import RouteTables
 from frazil.airflow.maintenance.tasks import describe_due, due_actions, orphans_due
 from frazil.airflow.parallel_reads import read_in_parallel
-from frazil.airflow.untrusted_values import Store, stored_mapping
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name
 from frazil.spec.model import StreamSpec
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement. If it is exceeded, for example because a catalog does not respond, the table
-gets a task of its own.
+gets a separate task.
 """
 MAX_TABLES = 250
 """Maximum number of tables with tasks in one run. The remaining tables come first in the next run. Airflow's limit of
@@ -57,7 +57,7 @@ class MaintenanceRun:
 
 
 def due_tables(
-    names: Sequence[str], streams: Path, run: MaintenanceRun, store: Store, states_of: StatesOf
+    names: Sequence[str], streams: Path, run: MaintenanceRun, store: AssetStore, states_of: StatesOf
 ) -> list[str]:
     """Return the tables that need a task: an action is due, or the table could not be measured.
 
@@ -117,7 +117,7 @@ def _find_due_tables(
     together: Mapping[str, Sequence[MaintainedTable]],
     routed: Sequence[RouteTables],
     run: MaintenanceRun,
-    store: Store,
+    store: AssetStore,
 ) -> list[str]:
     """Return the chosen tables with due actions or orphan clean-ups, and those that could not be measured."""
     # A task may call Airflow from one thread only.

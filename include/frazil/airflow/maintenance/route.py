@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from frazil import clock
 from frazil.airflow.parallel_reads import read_in_parallel
-from frazil.airflow.untrusted_values import Store, stored_mapping
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.due import Action
 from frazil.maintenance.load import NotMadeByRoute
@@ -91,15 +91,15 @@ class RouteTables:
             raise FrazilError(f"{problem}; {name}: {error!r}")
         return list(broken)
 
-    def orphans_due(self, store: Store) -> bool:
+    def orphans_due(self, store: AssetStore) -> bool:
         """Whether a clean-up of all tables has started and not finished, or the last one began a day ago."""
-        return self.spec.maintenance.orphans.enabled and self._current_round(store) is not None
+        return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
-    def _current_round(self, store: Store) -> tuple[int, str] | None:
-        """Return the start of the current clean-up round (milliseconds since 1970) and the last table that it cleaned.
+    def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
+        """Return the start of the current clean-up pass (milliseconds since 1970) and the last table that it cleaned.
 
-        If the last round began a day ago, a new round begins now, and the name of the last table is empty. Returns None
-        if no round is due.
+        If the last pass began a day ago, a new pass begins now, and the name of the last table is empty. Returns None
+        if no pass is due.
         """
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
@@ -111,14 +111,14 @@ class RouteTables:
     def _store_key(self) -> str:
         return f"orphans:{self.name}"
 
-    def clean(self, store: Store, *, dry_run: bool) -> dict[str, Any]:
-        """Clean the next tables of the round; a dry run checks the first tables.
+    def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
+        """Clean the next tables of the pass over all tables; a dry run checks the first tables.
 
         Returns the numbers of checked tables, deleted files and remaining tables. Raises AirflowSkipException if no
-        round is due. Raises AirflowFailException at the end if the clean-up of a table was refused, or a table could
-        not be read.
+        pass is due. Raises AirflowFailException at the end if the clean-up of a table was refused, or a table could not
+        be read.
         """
-        began_ms, after = (0, "") if dry_run else self._current_round(store) or (0, None)
+        began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
         catalog = open_existing_catalog(self.spec.table.catalog)
@@ -133,7 +133,7 @@ class RouteTables:
             except NotMadeByRoute as other:
                 log.info("%s", other)
                 continue
-            except Exception as error:  # whatever a catalog or a storage raises: the others are still maintained
+            except Exception as error:  # whatever a catalog or storage raises: the others are still maintained
                 log.exception("%s: cannot search for orphan files", table.name)
                 problems.append(f"{table.name}: {error!r}")
                 continue

@@ -14,7 +14,7 @@ from pyiceberg.catalog import Catalog
 from frazil import clock
 from frazil.airflow.declared_streams import all_streams, valid_specs
 from frazil.airflow.maintenance.route import CLEANUP_INTERVAL_MS, RouteTables
-from frazil.airflow.untrusted_values import Store, stored_number
+from frazil.airflow.untrusted_values import AssetStore, stored_number
 from frazil.maintenance.due import Action, DueCheck, find_due_actions, is_enabled
 from frazil.maintenance.measure import measure
 from frazil.maintenance.orphan_cleanup import clean_orphans
@@ -37,7 +37,7 @@ def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str]
     return names if due_sentences(names, streams, actions=actions, dry_run=dry_run) else []
 
 
-def clean(name: str, streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
+def clean(name: str, streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
     """Delete the orphan files of a table and its dead-letter tables, or of a route's tables.
 
     Raises the errors of `clean_tables`.
@@ -84,7 +84,7 @@ def due_sentences(names: Collection[str], streams: Path, *, actions: Collection[
     return [] if dry_run else found
 
 
-def orphans_due(table: MaintainedTable, store: Store) -> bool:
+def orphans_due(table: MaintainedTable, store: AssetStore) -> bool:
     """Whether the table's last clean-up, according to `store`, was about a day ago, or never."""
     if not table.settings.orphans.enabled:
         return False
@@ -96,7 +96,7 @@ def _orphans_key(table: MaintainedTable) -> str:
     return f"orphans:{table.name}"
 
 
-def clean_tables(names: Collection[str], streams: Path, store: Store, *, dry_run: bool) -> dict[str, Any]:
+def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
     """Clean up the tables whose last clean-up, according to `store`, was about a day ago. Return the reports by table.
 
     Stores the times of the clean-ups. A dry run checks all tables, deletes nothing and stores nothing.
@@ -114,7 +114,7 @@ def clean_tables(names: Collection[str], streams: Path, store: Store, *, dry_run
                 log.info("%s: the table does not exist yet", table.name)
                 continue
             report = clean_orphans(catalog, table, now_ms=now_ms, dry_run=dry_run)
-        except Exception as error:  # whatever a catalog or a storage raises: the other tables are still maintained
+        except Exception as error:  # whatever a catalog or storage raises: the other tables are still maintained
             log.exception("%s: cannot search for orphan files", table.name)
             problems.append(f"{table.name}: {error!r}")
             continue

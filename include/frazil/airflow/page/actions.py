@@ -273,7 +273,7 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
 
 
 def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
-    """Start a run of the subject's DAG."""
+    """Start a run of the subject's DAG. Return the message and link for the user."""
     try:
         run = trigger_dag(
             dag_id=subject.dag,

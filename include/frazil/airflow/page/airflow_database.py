@@ -100,9 +100,9 @@ def newest_run_id(dag_id: str) -> str | None:
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id for the next run for the stream that this page starts.
+    """Return the id of the next run that this page starts for the stream.
 
-    Run ids are unique, so if two users start a run at the same time, only one of them succeeds.
+    Run ids are unique: if two users start a run at the same time, one of the starts fails.
     """
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))

@@ -237,7 +237,7 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
         raise HTTPException(422, str(error)) from error
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
-    except Exception as error:  # whatever a catalog, a storage, Kafka or Airflow raises
+    except Exception as error:  # whatever a catalog, storage, Kafka or Airflow raises
         if said := installed.explain_outdated(error):
             log.warning("an action failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error

@@ -149,7 +149,7 @@ def _parse_window(form: Form, key: str) -> Window:
 
 
 def _use_labels(said: str) -> str:
-    """Replace field names in an error with their labels."""
+    """Return the error with field names replaced by their labels."""
     for key, label in LABELS.items():
         said = said.replace(key, label) if key.endswith("-time") else said
     return said

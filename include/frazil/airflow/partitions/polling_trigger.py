@@ -12,7 +12,7 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import strip_numbers
+from frazil.airflow.writers.log_lines import mask_numbers
 from frazil.errors import FrazilError
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
@@ -21,7 +21,7 @@ THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
 MIN_LOG_INTERVAL_S = 3_600.0
 """Minimum time between two log lines that differ only in their numbers.
 
-The reason why a window waits contains a watermark, which moves with each commit. Airflow never rotates the log of a
+The reason why a window waits contains a watermark, which advances with each commit. Airflow never rotates the log of a
 task that is deferred for weeks. The task itself shows newer information (`frazil.airflow.shown_state`).
 """
 MAX_SHAPES = 30
@@ -77,14 +77,14 @@ class PollingTrigger(BaseTrigger):
                 return
             fails = sentence.startswith(FAILED_PREFIX)
             shown.show(self.task_instance, "unreadable" if fails else "waiting", sentence)
-            is_news = (fails or logged.startswith(FAILED_PREFIX)) and strip_numbers(sentence) != strip_numbers(logged)
+            is_news = (fails or logged.startswith(FAILED_PREFIX)) and mask_numbers(sentence) != mask_numbers(logged)
             now_s = time.monotonic()
             logged_s = {kind: at_s for kind, at_s in logged_s.items() if now_s - at_s < MIN_LOG_INTERVAL_S}
             if is_news or (
-                sentence != logged and strip_numbers(sentence) not in logged_s and len(logged_s) < MAX_SHAPES
+                sentence != logged and mask_numbers(sentence) not in logged_s and len(logged_s) < MAX_SHAPES
             ):
                 self.log.info("%s", sentence)
-                logged, logged_s[strip_numbers(sentence)] = sentence, now_s
+                logged, logged_s[mask_numbers(sentence)] = sentence, now_s
 
     def attempt(self) -> tuple[Payload | None, str]:
         """Call `poll`, and convert its errors.
@@ -97,5 +97,5 @@ class PollingTrigger(BaseTrigger):
             if not error.restartable:
                 return {"problem": f"{type(error).__name__}: {error}"}, ""
             return None, f"{FAILED_PREFIX}: {error}"
-        except Exception as error:  # anything that a catalog, a storage or a network raises
+        except Exception as error:  # anything that a catalog, storage or a network raises
             return None, f"{FAILED_PREFIX}: {error!r}"

@@ -18,8 +18,8 @@ from airflow.sdk.exceptions import AirflowException
 
 from frazil.airflow.assets import reopened_asset
 from frazil.airflow.untrusted_values import (
+    AssetStore,
     SentSignals,
-    Store,
     parse_signals,
     read_sent_signals,
     stored_mapping,
@@ -56,12 +56,12 @@ class UnsentSignals:
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all current signals of a table as sent, if Airflow's store of the asset has no entry for the table yet.
+    """Mark all current signals of a table as sent, if the asset's state store has no entry for the table yet.
 
     Otherwise a new Airflow installation would get an event for each old signal. If the stored number is invalid, begin
     with the first event that Airflow has.
     """
-    store: Store = context["asset_state_store"][asset]
+    store: AssetStore = context["asset_state_store"][asset]
     if store.get(SENT_TO_KEY) is None:
         store.set(SENT_TO_KEY, signals.number)
     elif stored_number(store, SENT_TO_KEY, limit=signals.number) is None:
@@ -74,7 +74,7 @@ def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -
 
     Raises AirflowException if it is currently unknown which signals the asset has received.
     """
-    store: Store = context["asset_state_store"][asset]
+    store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:
         return UnsentSignals()

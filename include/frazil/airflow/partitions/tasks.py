@@ -26,7 +26,7 @@ from frazil.airflow.declared_streams import streams_feeding
 from frazil.airflow.gauges import export_windows
 from frazil.airflow.partitions.sent_events import find_unsent_signals, mark_current_as_sent, record_sending
 from frazil.airflow.spark import SPARK_CONNECTION
-from frazil.airflow.untrusted_values import Store, extra_text, stored_number
+from frazil.airflow.untrusted_values import AssetStore, extra_text, stored_number
 from frazil.errors import SpecError
 from frazil.partitions.completeness import MAX_WINDOWS, format_time
 from frazil.partitions.windows import Window
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_REPORTED_TO_KEY = "frazil.published-to"
-"""The key, in Airflow's store of the first asset, of a signal's number. Held windows of signals up to this number have
-been reported.
-"""
+"""The key, in the first asset's state store, of the number of the last signal whose held windows have been reported."""
 MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run evaluates with a quality gate, one after the other. The next run continues."""
 MAX_EVENTS = 100
@@ -195,7 +193,7 @@ def _describe(s: Signal) -> str:
     )
 
 
-def find_gate(expectations: Path | None, table: str, store: Store) -> RunGates | None:
+def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGates | None:
     """Return a function that runs the quality gate of a table's windows; None if the table has no suite.
 
     `store` keeps whether the table had a suite with expectations. Raises SpecError if that suite is gone, because

@@ -15,7 +15,7 @@ from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import strip_numbers
+from frazil.airflow.writers.log_lines import mask_numbers
 from frazil.airflow.writers.task_actions import CHANGED_BY, TaskAction
 from frazil.airflow.writers.trigger import UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
@@ -87,7 +87,7 @@ class HostedStreamTrigger(UserActionTrigger):
                         return
             except Exception as error:  # an unresponsive catalog or a full disk must not end the task
                 problem = f"cannot read the stream's state: {type(error).__name__}: {error}"
-                if logged != (logged := strip_numbers(problem)):
+                if logged != (logged := mask_numbers(problem)):
                     self.log.warning("%s: %s", self.stream, problem)
                 task.show(self.task_instance, State.UNKNOWN, problem)
             await asyncio.sleep(POLL_INTERVAL_S)

@@ -23,14 +23,14 @@ HOUR_S = 3_600.0
 _NUMBERS = re.compile(r"\d[\d.,:]*")
 
 
-def strip_numbers(line: str) -> str:
+def mask_numbers(line: str) -> str:
     """Return a line's shape: the line with # in place of each number."""
     return _NUMBERS.sub("#", line)
 
 
 @dataclass(slots=True)
 class ShapeCount:
-    """The number of lines of one shape that were copied and omitted in the current hour."""
+    """Counts of copied and of omitted lines of one shape in the current hour."""
 
     level: int
     since_s: float
@@ -59,7 +59,7 @@ class LineSelector:
         """Yield the lines to copy, each with its level. Lines with counts of omitted lines come first."""
         yield from self._hourly_lines(now_s)
         for level, line in lines:
-            warns, kind = level >= logging.WARNING, strip_numbers(line)
+            warns, kind = level >= logging.WARNING, mask_numbers(line)
             alike = self._alike.get(kind)
             if alike is not None and alike.logged >= (MAX_ALIKE_WARNINGS if warns else MAX_ALIKE_OTHERS):
                 alike.left_out, alike.newest = alike.left_out + 1, line

@@ -25,7 +25,7 @@ class WriterOperator(BaseOperator):
     restarted while the writer runs. A retry, or a later run, finds the running writer and continues to supervise it.
 
     *Mark failed* (or *success*) stops the writer after the current batch. The writer stays stopped until `frazil resume
-    STREAM`, or until a user clears the next run, which waits without a writer. *Clear* replaces the writer by a new
+    STREAM`, or until a user clears the next run, which waits without a writer. *Clear* replaces the writer with a new
     writer after the current batch. Pausing the DAG does not stop the writer: `frazil pause STREAM` does.
 
     The task fails only when the supervisor gives up: after an exit code with which a restart would fail in the same

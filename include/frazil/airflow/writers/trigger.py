@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import LineSelector, strip_numbers
+from frazil.airflow.writers.log_lines import LineSelector, mask_numbers
 from frazil.airflow.writers.task_actions import DeferredTask, TaskAction, apply_action, fetch_task, find_task_action
 from frazil.errors import SpecError
 from frazil.supervise.decision import WriterAction
@@ -272,7 +272,7 @@ class WriterTrigger(UserActionTrigger):
     @staticmethod
     def _stable_parts(step: SupervisionStep) -> tuple[object, ...]:
         """Return the parts of a step that decide whether its decision is new."""
-        return step.decision.action, step.decision.cause, step.decision.until_ms, strip_numbers(step.problem or "")
+        return step.decision.action, step.decision.cause, step.decision.until_ms, mask_numbers(step.problem or "")
 
     def _report_stall(self, stall: Stall | None) -> None:
         """Warn when a stall begins and when it ends, but not when only its numbers change."""

@@ -96,7 +96,7 @@ class ColumnMemory:
         return (slice(start, start + step) for start in range(0, count, step))
 
     def begin(self, rows: int, text: bytes = b"") -> None:
-        """Remove all values, and make room for `rows` rows. The memory for texts then begins with `text`."""
+        """Remove all values, and make room for `rows` rows. The memory for strings then begins with `text`."""
         if rows > self.domains[0, ROOM] or len(text) > self.domains[-1, ROOM]:
             self.domains[0, ROOM] = max(rows, self.domains[0, ROOM])
             self.domains[-1, ROOM] = max(len(text), self.domains[-1, ROOM])

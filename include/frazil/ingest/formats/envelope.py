@@ -253,7 +253,7 @@ class EnvelopeDecoder:
     def _find_errors(
         self, parts: _Events, op: pa.Array, deletes: NDArray[np.bool_], states: NDArray[np.bool_]
     ) -> dict[int, tuple[str, str]]:
-        """Map the row index of each event that cannot be applied to an error class and text."""
+        """Return the error class and text of each event that cannot be applied, by row index."""
         found: dict[int, tuple[str, str]] = {}
         for row in np.flatnonzero(~deletes & ~states & ~to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))).tolist():
             operation = op[row].as_py()

@@ -240,7 +240,7 @@ class FieldsDecoder:
         return reject_missing(found, self._optional, self._arrow_schema)
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
-        """Add the columns that are read from the JSON texts of the column `name`."""
+        """Add the columns that are read from the JSON values of the column `name`."""
         texts = pc.fill_null(_combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
@@ -307,7 +307,9 @@ class _TextColumns:
         )
 
     def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
-        """Replace the texts by values. Records with a text that is not a valid value of its column are rejected."""
+        """Return the chunk with the JSON strings replaced by values. Rejects records with a string that is not a valid
+        value of its column.
+        """
         parts: list[pa.Array | pa.Scalar] = []
         cast: dict[str, pa.Array] = {}
         for n, (name, (field, reading)) in enumerate(self._columns.items()):
@@ -421,7 +423,7 @@ class _FieldTree:
         return tuple(0 if self._lists and isinstance(step, int) else step for step in path)
 
     def error_path(self, path: FieldPath) -> FieldPath:
-        """Return the path in the form that a decoder's error texts have."""
+        """Return the path in the form that a decoder's error messages have."""
         return tuple("element" if self._lists and isinstance(step, int) else step for step in path)
 
     def fields(self) -> list[NestedField]:

@@ -87,7 +87,7 @@ class PlaceholderFinder:
     def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
         """Return a mask of the placeholders in a column, and the column without the added placeholder field.
 
-        If `as_json`, the values are JSON texts, whatever the column's type.
+        If `as_json`, the values are JSON, regardless of the column's type.
         """
         if as_json:
             return to_mask(pc.is_in(values, pa.array(self._json_texts, values.type))), values

@@ -1,6 +1,6 @@
-"""Rewrites the JSON texts of columns that declare a lenient cast, a rounding, or values that become null.
+"""Rewrites the JSON values of columns that declare a lenient cast, a rounding, or values that become null.
 
-The rewritten texts are then read as strictly as any other value.
+The rewritten values are then read as strictly as any other value.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def rules_of(kind: iceberg.IcebergType, unit: str | None) -> tuple[RewriteRule, 
 
 
 def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
-    """Apply the rules to the texts that match them, and return all texts."""
+    """Return all values, after the rules were applied to those that match them."""
     for pattern, replacement in rules:
         texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
     return texts
 
 
 def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Array:
-    """Replace the numbers that Debezium writes for dates and times by ISO 8601 texts."""
+    """Return the JSON strings, with Debezium's numbers for dates and times replaced by ISO 8601 strings."""
 
     def day(text: str) -> str:
         try:
@@ -78,7 +78,7 @@ def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Arr
 
 
 def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
-    """Round the numbers with more than `scale` digits after the point. Other texts stay unchanged."""
+    """Return the values with numbers rounded to `scale` digits after the point. Other values stay unchanged."""
 
     def one(text: str) -> str:
         number = Decimal(text.strip('"'))
@@ -93,8 +93,8 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
 
 def replace_with_null(texts: pa.Array, nulls: Iterable[str | int | float | bool]) -> pa.Array:
-    """Replace the texts of these values by null. A number has several possible texts, and so has a string with
-    escapes.
+    """Return the JSON strings, with null for each of these values. All notations of a number, and of a string with
+    escapes, are recognised.
     """
     plain = {value for value in nulls if isinstance(value, str)}
     numbers = {Decimal(str(value)) for value in nulls if not isinstance(value, str | bool)}
@@ -122,7 +122,9 @@ def _string_content(text: str) -> str | None:
 
 
 def _change_distinct(texts: pa.Array, mask: pa.Array, change: Callable[[str], str]) -> pa.Array:
-    """Change the texts that the mask selects. `change` is called once for each distinct text."""
+    """Return the values, with `change` applied to those that the mask selects. It is called once for each distinct
+    value.
+    """
     mask = pc.fill_null(mask, False)
     if not pc.any(mask).as_py():
         return texts

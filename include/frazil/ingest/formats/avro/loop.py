@@ -1,9 +1,9 @@
 """Reads Avro records into columns, in compiled code. A record that cannot be read completely leaves no values in the
 columns.
 
-One loop, compiled once, reads records of any schema. A table of operations controls it, and each record has a first
-operation. The loop accepts a length or count only if the record has that many bytes left, so a record's cost is limited
-by its size.
+One loop, compiled once, reads records of any schema. A table of operations controls the loop. For each record, the
+caller passes the operation to begin with, which depends on the record's schema. The loop accepts a length or count only
+if the record has that many bytes left, so a record's cost is limited by its size.
 
 `json.words` describes where values are stored. The module is long, because parts in other modules would need the loop's
 whole state as arguments.
@@ -96,7 +96,7 @@ NOT_READ = 255
 """Error code of a record that was skipped."""
 QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64
-"""Maximum length of a date or time as text. Longer texts are rejected."""
+"""Maximum length of a date or time as a string. Longer strings are rejected."""
 SPAN_BITS = 32
 """Number of low bits of a SPAN's second word that hold its length. The bits above them hold its operation."""
 MAX_EMPTY_ELEMENTS = 64

@@ -159,7 +159,7 @@ class _SchemaParser:
 
 
 def _apply_logical(found: AvroType, declared: dict[str, Any]) -> AvroType:
-    """Apply the declared logical type. Unknown and invalid logical types are ignored."""
+    """Set the declared logical type on the found type, and return it. Unknown and invalid logical types are ignored."""
     found.is_json = declared.get("connect.name") == DEBEZIUM_JSON
     logical = declared.get("logicalType")
     if isinstance(logical, str) and found.kind in _LOGICAL_TYPES.get(logical, ()):

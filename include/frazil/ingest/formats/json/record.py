@@ -247,10 +247,10 @@ class RecordReader:
         return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
     def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Resolve a parser's path, such as `.a.b[3].c`, in the schema.
+        """Resolve the path in an error message of msgspec, such as `.a.b[3].c`, in the schema.
 
-        Returns the type at the path, its unit (None if it has none), and the path's steps. The parser's path does not
-        name the key of a map's entry (`[...]`).
+        Returns the type at the path, its unit (None if it has none), and the path's steps. msgspec writes `[...]`
+        instead of a map's key, so the step of a map entry finds the key later. `what` is the rest of the message.
         """
         kind: Any = self._schema
         unit: str | None = None

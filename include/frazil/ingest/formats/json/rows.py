@@ -2,7 +2,8 @@
 columns.
 
 One loop, compiled once, reads records of any schema; a table of nodes controls it. If the loop is not certain that a
-record is a valid row, it marks the record as unsure, and `record` reads it. `words` describes where values are stored.
+record is a valid row, it marks the record as undecided, and the module `record` reads it. The module `words` describes
+where values are stored.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714, SIM109 - compiled code follows the grammar, and each call and container costs
@@ -81,8 +82,8 @@ from frazil.ingest.formats.json.words import (
 SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: domain d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
-"""Flags of a record that is not unsure. NEW: it has keys outside the schema. SAMPLE: it is in the sample for such keys.
-UNKNOWN: it has no key of the schema.
+"""Flags of a record that is not undecided. NEW: it has keys outside the schema. SAMPLE: it is in the sample for such
+keys. UNKNOWN: it has no key of the schema.
 """
 
 FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
@@ -114,13 +115,13 @@ def read_records(
     Returns the index of the first record that was not read, and the domain that needs more room for it. The index is
     the number of records if all were read.
 
-    Writes 1 to `unsure` for each unsure record, and flags for the others: UNKNOWN and, if `new_keys` is on, NEW and
-    SAMPLE.
+    Writes 1 to `unsure` for each undecided record, which the module `record` must read, and flags for the others:
+    UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1
-        # A record that is not followed by a newline is left unsure.
+        # A record that is not followed by a newline is left undecided.
         if lengths[i] < 2 or start < 0 or end >= len(b) or b[end] != 10:
             continue
         for d in range(len(domains)):

@@ -60,7 +60,7 @@ def is_digit(c: int) -> bool:
 
 @loop
 def literal_end(b: Octets, p: int) -> int:
-    """Return the end of `true`, `false` or `null`."""
+    """Return the position after the `true`, `false` or `null` at `p`; `NO` if there is none."""
     c = b[p]
     if c == 116:
         return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
@@ -73,7 +73,7 @@ def literal_end(b: Octets, p: int) -> int:
 
 @loop
 def special_number_end(b: Octets, p: int) -> int:
-    """Return the end of `NaN`, `Inf` or `Infinity`."""
+    """Return the position after the `NaN`, `Inf` or `Infinity` at `p`; `NO` if there is none."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
     if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
@@ -84,6 +84,7 @@ def special_number_end(b: Octets, p: int) -> int:
 
 @loop
 def number_end(b: Octets, p: int) -> int:
+    """Return the position after the number at `p`; `NO` if there is none."""
     if b[p] == 45:
         p += 1
     if b[p] == 78 or b[p] == 73:

@@ -124,13 +124,15 @@ def malformed_text(text: bytes, message: str) -> str:
 
 
 def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Return a mask of the texts that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
+    """Return a mask of the values that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
     found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_LARGE_EXPONENT}")
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def encode_specials(text: bytes) -> bytes:
-    """Replace NaN and infinities outside strings with the numbers that stand for them (`SPECIALS`)."""
+    """Return the JSON with NaN and infinities outside strings replaced by the numbers that stand for them
+    (`SPECIALS`).
+    """
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -144,7 +146,7 @@ def encode_specials(text: bytes) -> bytes:
 
 
 def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Apply `changed` to each text between two strings that contains `one` or `other`."""
+    """Return the JSON with `changed` applied to each part outside strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
@@ -152,7 +154,7 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
 
 
 def decode_specials(text: bytes) -> bytes:
-    """Restore NaN and infinities in the text of one value: the reverse of `encode_specials`."""
+    """Return the JSON of one value with NaN and infinities restored: the reverse of `encode_specials`."""
     return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 

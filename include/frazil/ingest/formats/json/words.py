@@ -1,7 +1,8 @@
 """Writes individual values as 64-bit words to the memory of columns, and copies strings to Arrow's buffers, in compiled
 code.
 
-The value of node k at entry e is at `words[base[k] + width * e]`. Entries are counted within the node's domain.
+The value of node k at entry e is at `words[base[k] + width * e]`. A node is a column or nested field. Its domain is
+  what its entries are numbered by: the rows, or the elements of one list or map (see the module `nodes`).
 - a number, date, time or boolean: one word; a double is stored as its bits
 - a string or bytes: start and length; a start of -1 - x means position x in `text` instead of the records
 - a decimal or UUID: two words in Arrow's order
