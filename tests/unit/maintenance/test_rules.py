@@ -70,7 +70,8 @@ def test_no_rule_of_the_code_is_missing() -> None:
     named = set()
     for file in CODE:
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"Reading", "fact_reading"}:
+            called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+            if isinstance(node, ast.Call) and called in {"Reading", "fact_reading"}:
                 first = node.args[0]
                 parts = first.values if isinstance(first, ast.JoinedStr) else [first]
                 if isinstance(parts[0], ast.Constant):
