@@ -158,10 +158,10 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPol
         reason = _request_text("paused", desired, now_ms=now_ms) + "; start the writer with `frazil resume`"
         return Decision(WriterAction.HOLD, Cause.PAUSED, reason)
     if isinstance(declared, UnreadableState):
-        reason = f"no writer is running, and none can start until the spec is fixed: {declared.problem}"
+        reason = f"0 writers are running, and none can start until the spec is fixed: {declared.problem}"
         return _give_up_or_hold(observed, Cause.SPEC_UNREADABLE, reason, subject=declared.problem)
     if isinstance(desired, UnreadableState):
-        reason = f"no writer is running, and none can start while the desired state is unreadable: {desired.problem}"
+        reason = f"0 writers are running, and none can start while the desired state is unreadable: {desired.problem}"
         return Decision(WriterAction.HOLD, Cause.STATE_UNREADABLE, reason)
     return None
 
@@ -171,7 +171,7 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none was launched before"
-        return Decision(WriterAction.START, Cause.FIRST_START, f"no writer is running; {last}")
+        return Decision(WriterAction.START, Cause.FIRST_START, f"0 writers are running; {last}")
     if (change := _describe_change_since(observed, exit_, now_ms=now_ms)) is not None:
         return Decision(
             WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"

@@ -15,7 +15,7 @@ import pytest
 from frazil.ingest.changes import KEPT_COLUMNS
 from tests.unit.ingest.test_envelope import ROW, SPEC, decode, event, wrapped
 
-PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event does not tell")[1]
+PAGE = Path("docs/how-to/capture-changes.md").read_text().split("## Values that an event omits")[1]
 PAGE = PAGE.split("\n## ")[0] + Path("tests/unit/ingest/values/placeholders.md").read_text()
 FORMS = re.findall(r"^\| .+? \| `([^`]+)` \| `(.+?)` \|$", PAGE, re.MULTILINE)
 X = 11

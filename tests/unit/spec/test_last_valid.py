@@ -78,7 +78,7 @@ def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Pa
     (folder / "a.yaml").write_text(STREAM.format(name="c"))
     found = names()
     assert (set(found), found["a"].spec, found["a"].removed) == ({"a", "b", "c"}, before, False)
-    assert (found["a"].problem or "").startswith(f"{folder / 'a.yaml'}: a is gone")
+    assert (found["a"].problem or "").startswith(f"{folder / 'a.yaml'}: a is missing")
     assert [name for name, one in names(NOW + MAX_FILE_ABSENCE_MS).items() if one.removed] == ["a"]
     assert set(names(NOW + MAX_FILE_ABSENCE_MS + REMOVED_FILE_REPORT_MS)) == {"b", "c"}
     (folder / "b.yaml").write_text(STREAM.format(name="c"))

@@ -69,7 +69,7 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
         ({"key": "ref", "sensitive": {"fields": {"ref": "mask"}}}, "key.0", "is masked"),
         ({"key": "id", "order_by": "att"}, "order-by", "did you mean at?"),
         ({"key": "id", "order_by": "gone"}, "order-by", "is a column of type boolean; use one of int, long"),
-        ({"key": "id", "order_by": "note", "sensitive": {"fields": {"note": "mask"}}}, "order-by", "another order"),
+        ({"key": "id", "order_by": "note", "sensitive": {"fields": {"note": "mask"}}}, "order-by", "a different order"),
         ({"key": "id", "delete": {"column": "opp", "values": ["d"]}}, "delete.column", "did you mean op?"),
         ({"key": "id", "delete": {"column": "at", "values": ["d"]}}, "delete.column", "use one of string, int"),
         (

@@ -89,9 +89,9 @@ def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
         return (TaskAnswer(StageResult((), ()), 1.0),)
 
     runner: Any = SimpleNamespace(
-        _context=lambda _: CONTEXT,
+        _build_context=lambda _: CONTEXT,
         _decide_shuffle=lambda *_, **__: shuffle,
-        _journal=lambda *_: None,
+        _build_journal=lambda *_: None,
         progress=ProgressFolder("/progress", {}),
         _evolve_tables=lambda *_: False,
     )
