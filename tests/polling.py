@@ -12,7 +12,7 @@ OF_AIRFLOW_S = 0.5
 
 
 def eventually(check: Callable[[], Any], *, within_s: float = 120, every_s: float = POLL_S) -> Any:
-    """Poll until `look()` is true, and return its result."""
+    """Poll until `check()` is true, and return its result."""
     deadline = time.monotonic() + within_s
     while not (seen := check()):
         assert time.monotonic() < deadline, f"not true within {within_s:.0f} s"
@@ -21,7 +21,7 @@ def eventually(check: Callable[[], Any], *, within_s: float = 120, every_s: floa
 
 
 def throughout(check: Callable[[], Any], *, for_s: float) -> None:
-    """Assert that `look()` stays true."""
+    """Assert that `check()` stays true."""
     deadline = time.monotonic() + for_s
     while time.monotonic() < deadline:
         assert check(), f"not true for {for_s:.0f} s"

@@ -208,10 +208,11 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
         assert "1 bytes" not in axis["labels"]
         assert not axis["covered"], "the first bar is beside the labels"
         assert bool(axis["labels"]) != axis["says"].startswith("Always 0")
-    page.get_by_role("button", name="24 hours").click()
+    with page.expect_response(lambda answer: "hours=24" in answer.url):
+        page.get_by_role("button", name="24 hours").click()
     assert page.url.endswith("#/stream/clicks?hours=24")
     settled(page, "clicks")
-    chart = page.locator(".charts .chart svg").first.bounding_box()
+    chart = eventually(page.locator(".charts .chart svg").first.bounding_box)  # none while it is drawn again
     assert chart is not None
     page.mouse.move(chart["x"] + chart["width"] * 0.3, chart["y"] + 20)
     page.mouse.down()

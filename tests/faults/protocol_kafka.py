@@ -108,7 +108,7 @@ class Topic:
 
 @dataclass
 class ProcessKafka:
-    """The topic as one process asks about it, in the terms of `frazil.kafka.admin.KafkaOffsets`."""
+    """The topic as one process asks about it, in the terms of `frazil.kafka.admin.KafkaAdmin`."""
 
     topic: Topic
     faults: Faults

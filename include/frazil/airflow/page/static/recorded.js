@@ -41,7 +41,7 @@ function choice(view, state, page) {
   return h(
     "div",
     { class: "chips", role: "group", "aria-label": "Period" },
-    state.begin && h("span", { class: "soft" }, `${moment(view.period.begin_ms)} to ${moment(view.period.end_ms)}`),
+    state.begin && !view.period.hours && h("span", { class: "soft" }, `${moment(view.period.begin_ms)} to ${moment(view.period.end_ms)}`),
     Object.entries(PERIODS).map(([hours, word]) =>
       h(
         "button",
