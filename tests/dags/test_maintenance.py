@@ -18,7 +18,6 @@ from frazil.airflow.health import dag as health
 from frazil.airflow.health import subjects as watched
 from frazil.airflow.health import tasks as table_health
 from frazil.airflow.maintenance import tasks as table_care
-from frazil.maintenance.alert_rules import Reading
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
@@ -206,9 +205,10 @@ def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() 
         dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.SHARED_DAGS, "frazil_other")
     }
     seen = watched.read_subjects(subjects, lambda *_: 0, lambda _: True, at_once=1)
-    assert not any(isinstance(both, str) for both in seen.values())
-    readings = {name: one for name, (one, _) in seen.items() if isinstance(one, Reading)}
-    assert [unread.is_beyond for _, unread in seen.values() if isinstance(unread, Reading)] == [False] * len(subjects)
+    pairs = {name: both for name, both in seen.items() if not isinstance(both, str)}
+    assert pairs.keys() == subjects.keys()
+    readings = {name: one for name, (one, _) in pairs.items()}
+    assert not any(unread.is_beyond for _, unread in pairs.values())
     assert {name for name, one in readings.items() if one.is_beyond} == set(watched.SHARED_DAGS)
     assert readings["frazil_audits"].sentence == (
         "the DAG frazil_audits is paused in Airflow, so its work is not done: unpause it"
