@@ -76,7 +76,7 @@ def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: Embedde
         states = made.states
         return {alert.rule for alert in made.active}
 
-    assert [red(minutes) for minutes in (16, 21, 26)] == [set()] * 3
+    assert [red(minutes) for minutes in (16, 21, 26)] == [{"freshness:rides"}] * 3, "lag has a hold time"
     assert red(31) == {"freshness:rides", "lag:rides"}
     assert "500" in do("lag")
     assert red(36) == set()

@@ -79,6 +79,8 @@ class MarkerMove:
 class SharedCatalog:
     """The catalog itself: requirements and updates are checked and applied by PyIceberg, one commit at a time."""
 
+    name = "shared"
+
     def __init__(self, folder: Path) -> None:
         self.io = PyArrowFileIO()
         self.metadata: dict[str, TableMetadata] = {

@@ -170,7 +170,7 @@ def committed_and_killed(committer: BackfillCommitter, journal: Any, *, planned:
 REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
     "a file without coordinates": (lambda w: w("a.parquet", [1], without="kafka_offset"), "a.parquet has no column ka"),
     "a file without a required column": (lambda w: w("a.parquet", [1], without="at"), "a.parquet has no column at"),
-    "a column of a wrong type": (lambda w: w("a.parquet", [1], id="x"), "a.parquet: column id is string"),
+    "a column of a wrong type": (lambda w: w("a.parquet", [1], id="x"), "a.parquet: column id has type string"),
     "a null where a value must be": (lambda w: w("a.parquet", [1], at=None), "a.parquet: column at"),
     "a line that is no JSON": (lambda w: w("a.json", [1], b"", b"{"), "a.json, line 3: .* coordinates cannot be read"),
     "a line without coordinates": (

@@ -112,7 +112,7 @@ def test_two_processes_that_fetch_at_once_both_get_the_jars(repository: Path, lo
     assert repository.is_dir()
     program = (
         "import sys; from pathlib import Path; from frazil.spark import jars;"
-        "print(len(jars.ensure('both', Path(sys.argv[1]))))"
+        "print(len(jars.ensure_jars('both', Path(sys.argv[1]))))"
     )
     command = [sys.executable, "-c", program, str(lock_file)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

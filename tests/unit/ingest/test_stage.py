@@ -460,6 +460,7 @@ def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, mon
     def failing(*_: Any) -> None:
         raise NotImplementedError("no statistics for this table")
 
+    parquet._parse.cache_clear()
     monkeypatch.setattr(parquet, "compute_statistics_plan", failing)
     with pytest.raises(NotImplementedError, match="no statistics"):
         world.stage(numbered(10))
