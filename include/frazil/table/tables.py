@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError, NoSuchTableError, TableAlreadyExistsError
@@ -24,6 +26,9 @@ from frazil.table.remains import STATE_FOLDER
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)
+
+CREATION_TIMEOUT_S = 1.0
+"""Longest wait for another process that has written a table's first file, but not added the table to the catalog."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -144,7 +149,22 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     except NoSuchTableError:
         if found is None:
             raise
+        if table := _wait_for_creation(catalog, declared.identifier):
+            return table
         raise TableLost(explain_lost_table(catalog, declared.identifier, found)) from None
+
+
+def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
+    """Return a table that another process is creating, whose first file exists before the catalog has the table.
+
+    Returns None if the catalog does not have it after `CREATION_TIMEOUT_S`.
+    """
+    deadline_s = time.monotonic() + CREATION_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        time.sleep(0.1)
+        with suppress(NoSuchTableError):
+            return catalog.load_table(identifier)
+    return None
 
 
 def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
