@@ -255,7 +255,7 @@ class RangeReader(ABC):
         elif _DAMAGED_BATCH in text:
             raise KafkaUnavailable(
                 f"{place[0]}[{place[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
-                "replica with an undamaged copy the leader. If there is none, `frazil reset` moves the stream past it"
+                "replica with a valid copy the leader. If there is none, `frazil reset` moves the stream past it"
             )
         elif code in _MISSING_OFFSET_ERRORS:
             raise self._offset_gap(self._ranges[index], int(self._positions[index]))
