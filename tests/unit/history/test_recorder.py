@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from frazil.commit.cost import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.events import (
@@ -102,7 +103,8 @@ def bench(tmp_path: Path) -> Bench:
 
 def batch(records: int = 100, **others: float) -> BatchCommitted:
     times = {"stage_s": 2.0, "commit_s": 0.5, **others}
-    return BatchCommitted(BatchKey(4, 1), MARKER, records, 3, 2, bytes=4_096, **times)  # type: ignore[arg-type]
+    cost = BatchCost(cpu_ms=700, writes=5, reads=2)
+    return BatchCommitted(BatchKey(4, 1), MARKER, records, 3, 2, bytes=4_096, cost=cost, **times)  # type: ignore[arg-type]
 
 
 def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
@@ -126,6 +128,9 @@ def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
         merge_ms=300,
         watermark_ms=5_000,
         interval_ms=20_000,
+        cpu_ms=1_400,
+        writes=10,
+        reads=4,
     )
 
 
