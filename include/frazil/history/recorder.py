@@ -184,7 +184,7 @@ class Recorder:
         """Return the kind and sentence of an event in the history; None if the history does not show the event."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
-                return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"
+                return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
             case events.RecordsSkipped(lost=lost):
                 return EventKind.SKIP, f"Kafka's retention deleted unread records, which are skipped: {lost}"
             case events.StallBegan(stall=stall):

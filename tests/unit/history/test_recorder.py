@@ -162,7 +162,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
 @pytest.mark.parametrize(
     ("what", "kind", "said"),
     [
-        (EpochBegan(5, MARKER, SettleResult()), EventKind.EPOCH, "epoch 5 begins"),
+        (EpochBegan(5, MARKER, SettleResult()), EventKind.EPOCH, "a writer took over (epoch 5)"),
         (RecordsSkipped("t-0: 1..9", MARKER), EventKind.SKIP, "t-0: 1..9"),
         (StallBegan(STALL), EventKind.STALL, "nothing moves"),
         (StallEnded(StallKind.OFFSETS, 60_000), EventKind.STALL, "over after 1 min 0 s"),
@@ -339,7 +339,7 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
     bench.writer(5).write(NOW)
     assert bench.epochs() == {5}
-    assert [h.sentence for h in bench.stored().happened] == [f"epoch {n} begins: nothing to settle" for n in (4, 5)]
+    assert [h.sentence for h in bench.stored().happened] == [f"a writer took over (epoch {n}): no unfinished batch" for n in (4, 5)]
 
 
 def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:
