@@ -651,7 +651,7 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
         return {line["stream"] for line in lines}, stream, table
 
     assert seen("blue") == ({"ghosts", "orders", "ticks", "visits", "wrong"}, 200, 200)
-    assert seen() == ({"ghosts", "orders", "wrong"}, 404, 404)
+    assert seen() == ({"ghosts", "orders", "visits", "wrong"}, 404, 404)
     assert seen("red") == seen()
     for action in ("pause/ticks", "abandon/ticks", "maintain/demo.ticks"):
         assert ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["status"] == 404

@@ -339,7 +339,9 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
     bench.writer(5).write(NOW)
     assert bench.epochs() == {5}
-    assert [h.sentence for h in bench.stored().happened] == [f"a writer took over (epoch {n}): no unfinished batch" for n in (4, 5)]
+    assert [h.sentence for h in bench.stored().happened] == [
+        f"a writer took over (epoch {n}): no unfinished batch" for n in (4, 5)
+    ]
 
 
 def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:
