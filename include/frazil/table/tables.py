@@ -62,6 +62,7 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     them.
     """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
+        _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
