@@ -65,7 +65,8 @@ mutants: setup ## Changes of decisions that no unit test notices, of a sample (R
 	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
 	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
 
-setup: check-java venv jars loops ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
+setup: check-java venv ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
+	@$(MAKE) --no-print-directory -j2 jars loops
 
 venv: $(INSTALLED) ## .venv alone
 
