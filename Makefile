@@ -48,7 +48,7 @@ lint: venv ## Lint, format, types and import contract alone
 unit: WORKERS = 2
 unit: venv loops ## The fast tests alone, which start nothing
 	FRAZIL_TEST_EXAMPLES=unit $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
-	  -m 'not soak and not processes' tests/unit $(PYTEST)
+	  -m 'not soak and not processes and not slow' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
