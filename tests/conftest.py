@@ -143,8 +143,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def group_of(item: pytest.Item) -> str:
     file = durations.file_of(item.nodeid)
-    if file.startswith("tests/acceptance/"):
-        return file  # its Airflow has no scheduler
+    if (folder := file.rpartition("/")[0]) in {"tests/acceptance", "tests/dags"}:
+        return folder  # its Airflow has no scheduler, and is imported once
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
 
