@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
-# Tests run in so many processes, one more than cores, because they wait for servers a third of their time;
+# Tests run in so many processes, two more than cores, because most of them wait for servers half of their time;
 # CONTRIBUTING.md says how they share their servers. A process that dies ends the run, which names its test: a
 # replacement may never come, and the run would wait for it.
-WORKERS ?= 3
+WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
