@@ -159,7 +159,7 @@ def _add_missing_tables(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
+    checked = [spec for spec in specs if spec.sinks.can_follow or (spec.table.catalog, spec.table.identifier) in absent]
     with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
         answers = [*zip(checked, pool.map(find_missing, checked), strict=True)]
     gone = {

@@ -60,7 +60,7 @@ class StreamRoute:
         Returns None if the stream never had a route. Also deletes staged files of routed tables that no writer will
         commit. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
-        if followers is None or (spec.route is None and marker.routed is None):
+        if followers is None or (not spec.sinks.can_follow and marker.routed is None):
             return None
         found = cls(spec, tables, followers, emit)
         ended = found._commit_overdue_rows()

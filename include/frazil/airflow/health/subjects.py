@@ -150,7 +150,7 @@ def subjects_of(
             windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
             found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
-        if spec.route is not None and spec.route.template is not None:
+        if spec.sinks.template is not None:
             made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
             reads = [made, windows_of.read] if windows_of else [made]
             dags = windows_of.dags if windows_of else ()
@@ -203,9 +203,9 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
     """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
-    if not is_group(specs[0]) or specs[0].route is None:
+    if not is_group(specs[0]):
         return signals
-    existing = set(list_matching_names(catalog, specs[0].route))
+    existing = set(list_matching_names(catalog, specs[0].sinks))
     begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
     return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
 
