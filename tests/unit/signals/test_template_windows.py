@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyiceberg.exceptions import ForbiddenError
 
 from frazil.cli.main import frazil
-from frazil.errors import AccessDenied
+from frazil.errors import AccessDenied, MarkerUnreadable
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.partitions.windows import Window
@@ -191,6 +191,21 @@ def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_being_signall
         with pytest.raises(AccessDenied, match=r"shop\.raw_app"):
             assess_group(load_catalog(None), group(made.spec), reopened=False)
     assert signalled(made) == {("shop.raw_app", "2023-11-14T23", 1, 1)}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 9, "group": "shop.raw_{value}"}'])
+def test_an_unreadable_cursor_keeps_only_the_tables_of_its_own_group_from_being_signalled(text: str) -> None:
+    made = begun("web")
+    made.run({"shop.raw_web": 1}, at_us=hour(1.5))
+    signalled(made)
+    catalog = load_catalog(None)
+    with catalog.load_table(signal_table.SIGNALS_TABLE).transaction() as change:
+        change.set_properties({"frazil.signals.shop.raw_app": text, "frazil.signals.shop.other": text})
+    with pytest.raises(MarkerUnreadable, match=r"shop\.raw_app"):
+        TableSignals.load(catalog, TEMPLATE).members()
+    for template in ("shop.others_{value}", "shop.raw_{value}_v1", "shop_b.raw_{value}"):
+        assert TableSignals.load(catalog, template).members() == []
+    assert [one.table for one in TableSignals.load(catalog, "shop.raw_web").members()] == ["shop.raw_web"]
 
 
 def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
