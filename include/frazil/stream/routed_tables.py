@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
@@ -147,6 +146,10 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
     )
 
 
+def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
+    run_in_parallel(action, names, at_once=MAX_PARALLEL_COMMITS)
+
+
 @dataclass(slots=True)
 class RoutedTables:
     """The tables of one stream's route, as known to the stream's writer.
@@ -191,7 +194,7 @@ class RoutedTables:
         with translate_catalog_errors(self.catalog.name):
             declared = sorted(self.sinks.named)
             self.targets.update(self.sinks.by_value)
-            self._run_in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
+            _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
             self._keep_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
@@ -218,9 +221,7 @@ class RoutedTables:
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
-        self._run_in_parallel(
-            lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets]
-        )
+        _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values whose tables the catalog no longer has. An operator decides what happens to them."""
@@ -282,7 +283,7 @@ class RoutedTables:
 
         absent = [target for target in sorted(self.absent) if target not in self.behind]
         with translate_catalog_errors(self.catalog.name):
-            self._run_in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
+            _run_many(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
         """Return the route value of each table that the template creates."""
@@ -305,14 +306,14 @@ class RoutedTables:
                 self.targets[value] = identifier
                 self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
-        self._run_in_parallel(load_made, list_matching_names(self.catalog, self.sinks))
+        _run_many(load_made, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made_count)]
         with translate_catalog_errors(self.catalog.name):
-            self._run_in_parallel(lambda value: self._try_create(value, default_marker), new)
+            _run_many(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
         """Create the template's table for a route value. If that fails, its rows wait next to the default table."""
@@ -382,11 +383,6 @@ class RoutedTables:
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
-    def _run_in_parallel(self, action: Callable[[str], None], names: list[str]) -> None:
-        if names:
-            with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
-                list(pool.map(action, names))
-
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
@@ -403,9 +399,7 @@ class RoutedTables:
             require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
             found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
-        self._run_in_parallel(
-            lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift)
-        )
+        _run_many(lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift))
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
