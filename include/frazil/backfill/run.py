@@ -303,14 +303,9 @@ class Backfill:
         return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
 
     @property
-    def _merges_records(self) -> bool:
-        """Whether the stream's records are merged into the table, not appended."""
-        return self.spec.sinks.mode.merges
-
-    @property
     def _is_decided_by_dead_letters(self) -> bool:
         """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
-        return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
+        return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
@@ -338,7 +333,8 @@ class Backfill:
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
-        check_declared_mode(staged_files(journals, "main"), merges=self._merges_records, backfill=committer.backfill)
+        merges = self.spec.sinks.mode.merges
+        check_declared_mode(staged_files(journals, "main"), merges=merges, backfill=committer.backfill)
         branch = RowSelection(_topics(spans), spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         default = merge_tallies([tally_rows(table, branch), tally_files_to_merge(table, journals)])

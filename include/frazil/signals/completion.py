@@ -122,7 +122,8 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
         if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
-    created = [spec for spec in specs if not _made_elsewhere(spec, table)]
+    own = specs[0].table.identifier, table.properties
+    created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*own)]
     if not created:
         raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
     return _assess(table, created, signals, limit=limit, decided=decided)
@@ -197,11 +198,6 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
     decision = decide_windows(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
-
-
-def _made_elsewhere(spec: StreamSpec, table: Table) -> bool:
-    """Whether only the template of the stream's route names the table, and it did not create it."""
-    return isinstance(spec, RoutedStream) and not spec.sinks.owns(spec.table.identifier, table.properties)
 
 
 def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:

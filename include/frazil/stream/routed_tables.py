@@ -177,10 +177,10 @@ class RoutedTables:
     """Each table's layout, and the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
     """Schemas, partition specs and sort orders as JSON. Equal strings share one object."""
+    sinks: Sinks = field(init=False)
 
-    @property
-    def sinks(self) -> Sinks:
-        return self.spec.sinks
+    def __post_init__(self) -> None:
+        self.sinks = self.spec.sinks
 
     def open(self, default_marker: Marker) -> None:
         """Load the existing tables, and create those that are declared. An error of one table does not affect the
