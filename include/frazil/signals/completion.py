@@ -46,7 +46,7 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, find_signal_name, never_complete_message
+from frazil.spec.routed_stream import RoutedStream, never_complete_message
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
@@ -184,7 +184,7 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
 ) -> Assessment:
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
     spec = specs[0]
-    grain, name = Grain(spec.window or ""), find_signal_name(spec)
+    grain, name = Grain(spec.window or ""), spec.signal_name
     group = name if name != spec.table.identifier else None
     if group != signals.group:
         signals = dataclasses.replace(signals, group=group, since=signals.number)

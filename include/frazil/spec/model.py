@@ -304,6 +304,11 @@ class StreamSpec(Model):
         return Sinks.of(self, decides=self.table.identifier)
 
     @property
+    def signal_name(self) -> str:
+        """The name under which the table's windows are signalled."""
+        return self.table.identifier
+
+    @property
     def window(self) -> Literal["hour", "day"] | None:
         """The window length: `complete` if declared, otherwise the granularity of the event-time partitions.
 

@@ -31,13 +31,11 @@ class RoutedStream(StreamSpec):
 
     @property
     def signal_name(self) -> str:
-        """The name under which the table's windows are signalled: the route's template if its tables share a DAG;
-        otherwise the table.
-        """
-        route = self.route
-        if route is None or route.template is None or not self.is_made or self.table.identifier in route.complete:
-            return self.table.identifier
-        return route.template
+        """The route's template if its tables share a DAG; otherwise the table."""
+        table, template = self.table.identifier, self.sinks.template
+        if template is None or not self.is_made or (self.route and table in self.route.complete):
+            return table
+        return template
 
     def of_member(self, table: str) -> RoutedStream:
         """Return the stream from the perspective of another table."""
@@ -47,11 +45,6 @@ class RoutedStream(StreamSpec):
 def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
     """Return whether this is a stream from the perspective of all tables of its route's template."""
     return isinstance(spec, RoutedStream) and spec.table.identifier == spec.sinks.template
-
-
-def find_signal_name(spec: StreamSpec) -> str:
-    """Return the name under which the windows of the stream's table are signalled."""
-    return spec.signal_name if isinstance(spec, RoutedStream) else spec.table.identifier
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:

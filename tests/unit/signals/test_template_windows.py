@@ -30,7 +30,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, feeding, find_signal_name, view_from_table
+from frazil.spec.routed_stream import RoutedStream, feeding, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 from tests.unit.signals.test_routed_feed import hour
@@ -227,7 +227,7 @@ def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keep
     assert signalled(made) == {("shop.raw_app", "2023-11-14T23", 1, 1)}
     catalog = load_catalog(None)
     (view,) = feeding([made.spec], "shop.raw_web")
-    assert find_signal_name(view) == "shop.raw_web"
+    assert view.signal_name == "shop.raw_web"
     seen = assess_table(catalog, [view])
     assert seen is not None
     assert [s.partition for s in signal_windows(catalog, seen, clock_ms=1)] == ["2023-11-14T23"]
