@@ -79,7 +79,7 @@ def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
     """
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
-    if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
+    if spec.sinks.mode.replaces_rows and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
             f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from uuid import UUID
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -30,6 +31,7 @@ from pyiceberg.types import (
 )
 
 from frazil.errors import SchemaIncompatible
+from frazil.merge.change_outcomes import are_values_equal
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
 
@@ -148,3 +150,19 @@ def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
     assert (counts.updated, counts.unchanged) == (2, 1)
     found = {row["key"]: (row["number"], row["parts"]) for row in made.rows()}
     assert (str(found[1]), str(found[2])) == ("(-0.0, [1.0])", "(1.0, [-0.0])")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 2}], True),
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 3}], False),
+        ([{"a": None, "b": 2}], [None], False),
+        ([None], [{"a": None, "b": 2}], False),
+        ([[1], []], [[1], []], True),
+        ([[1], []], [[1], None], False),
+    ],
+)
+def test_values_within_lists_are_compared_one_by_one(one, other, same):
+    kind = pa.infer_type([[*one, *other]])
+    assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]
