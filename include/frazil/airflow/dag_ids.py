@@ -1,4 +1,4 @@
-"""Defines the ids of DAGs and tasks, and determines from these ids which stream or table a task is about."""
+"""Defines the ids of DAGs and tasks, and finds from them which stream or table a task is about."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from frazil.spec.routed_stream import find_signal_name
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK_PREFIX = "stream."
-"""Prefix of the task ids in the DAG of a shared application; the stream's name follows."""
+"""Prefix of the task ids of streams in the DAG of a shared application."""
 ROUTE_PREFIX = "route of "
-"""Prefix of a name that stands for all tables of a stream's route in the maintenance DAG; the stream's name follows."""
+"""Prefix of the maintenance DAG's name for all tables of a stream's route."""
 
 
 def writer_dag_id(stream: str) -> str:
-    """Return the id of a stream's writer DAG.
-
-    Streams that share an application have one DAG, with the application's name.
-    """
+    """Return the id of the writer DAG of a stream or shared application."""
     return f"frazil_writer_{stream}"
 
 
 def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG.
-
-    The tables that a route's template creates have one DAG, with the stream's name, which has no dot.
+    """Return the id of a table's partition DAG. A template's tables share one, with the stream's name, which has no
+    dot.
     """
     return f"frazil_partitions_{table}"
 
@@ -47,23 +43,23 @@ def is_shared(task_ids: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TaskSubject:
-    """The stream or table that a task is about; both are None for a task about all streams or a shared application."""
+    """The stream or table that a task is about; neither for a task about all streams or a shared application."""
 
     stream: str | None = None
     table: str | None = None
 
     @property
     def path(self) -> str:
-        """The fragment (after the #) of the operations page's URL for this subject."""
+        """The fragment (after the #) of the operations page's URL."""
         return page_path(self.stream, self.table)
 
 
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
-    """Return the stream or table that a task instance is about. Pure.
+    """Return the stream or table that a task instance is about.
 
     :param label: the name of a mapped task instance, as Airflow's UI shows it; None before it starts.
     :param form: the parameters of the run, which any user may have set.
-    :param shared: whether the DAG belongs to an application that streams share.
+    :param shared: whether the DAG belongs to a shared application.
     """
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):

@@ -1,7 +1,4 @@
-"""Exports the state of tables, streams and windows as gauges in Airflow's metrics.
-
-Airflow sends them to StatsD (with tags) or OpenTelemetry.
-"""
+"""Exports tables, streams and windows as gauges in Airflow's metrics: StatsD (with tags) or OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -51,7 +48,6 @@ def export_health(found: Mapping[str, TableHealth | str | None], active: Iterabl
 
 
 def export_windows(table: str, cursor: Cursor | None) -> None:
-    """Export the end of a table's last window that was signalled or held, and the number of held windows."""
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)

@@ -24,7 +24,6 @@ EMPTY_PAGE = """<!doctype html>
 then lists the results.</p>
 <p>If workers and the API server are different hosts, FRAZIL_HOME must be a folder that both can access.</p>
 """
-"""The page that is shown before any gate has run."""
 
 
 def data_docs() -> FastAPI:

@@ -1,8 +1,4 @@
-"""Plans and carries out the page's actions.
-
-Pause, resume, restart, reset and signals are carried out in this process, in the same way as by the command line.
-Longer actions start a DAG run.
-"""
+"""Plans and carries out the page's actions. Short actions run in this process; longer actions start a DAG run."""
 
 from __future__ import annotations
 
@@ -66,13 +62,13 @@ from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 
 ACTION_TIMEOUT_S = 20.0
-"""Seconds for which an action is awaited. After that, the page reports a timeout, and the action continues."""
+"""Seconds after which the page reports a timeout; the action continues."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ActionResult:
-    """The result of an action. `run` is the path in Airflow's UI of the DAG run that the action started."""
+    """The result of an action. `run` is the path in Airflow's UI of the DAG run that it started."""
 
     said: str
     run: str | None = None
@@ -87,11 +83,9 @@ class ActionSubject:
     dag: str
     """The DAG whose permissions apply."""
     method: str
-    """The HTTP method that the user needs permission for: POST to start a run of the DAG, PUT to change its stream or
-    table.
-    """
+    """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None
-    """The maintenance DAG's name for all tables of a route; None for other tables."""
+    """The maintenance DAG's name for all tables of a route, or None."""
 
 
 def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
@@ -110,9 +104,6 @@ def find_action_subject(action: PageAction, name: str, sees: SelectVisible) -> A
 
 
 def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> ActionSubject | None:
-    """Return the subject of an action on a table; None if the action is not possible on it, or the user may not see
-    it.
-    """
     table = find_table(name)
     if (
         table is None
@@ -123,11 +114,7 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
     views = specs_for_table(table)
     if action is PageAction.MAINTAIN:
         own, *_ = table.streams
-        route_name = (
-            next((route_name for route_name, spec in routes_by_name([own]).items()), None)
-            if table.kind is TableKind.ROUTED
-            else None
-        )
+        route_name = next(iter(routes_by_name([own])), None) if table.kind is TableKind.ROUTED else None
         return ActionSubject(name, own, MAINTENANCE_DAG, "POST", route_name)
     if not views:
         return None
@@ -137,14 +124,13 @@ def _table_subject(action: PageAction, name: str, sees: SelectVisible) -> Action
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form) -> Plan:
-    """Return the plan of an action, which the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
+    """Return the plan that the user confirms. Raises Invalid, and the errors of catalogs and Kafka."""
     return _plan_and_prepare(action, subject, form, by="")[0]
 
 
 def _plan_and_prepare(
     action: PageAction, subject: ActionSubject, form: Form, *, by: str
 ) -> tuple[Plan, PreparedAction | None]:
-    """Return the plan, and the prepared reset or abandonment if the action needs one."""
     plan = build_plan(action, _action_context(action, subject), dry=is_dry_run(form))
     plan = replace(
         plan, missing=find_form_problem(action, subject.route_name or subject.name, form, now_ms=clock.now_ms())
@@ -194,7 +180,6 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
 
 
 def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
-    """Return the context with the stream's desired state."""
     store = open_desired_store(spec)
     try:
         desired = store.read()
@@ -204,7 +189,6 @@ def _add_desired_state(found: ActionContext, spec: StreamSpec) -> ActionContext:
 
 
 def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec) -> ActionContext:
-    """Return the context with the state of the stream's table and of its open backfill."""
     try:
         standing = fetch_action_state(spec)
     except SpecError as error:
@@ -216,7 +200,7 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    """Carry out an action if its plan is still the one that the user confirmed. Return what was done.
+    """Carry out an action if its plan is still the confirmed one.
 
     Raises Invalid, OutcomeUnknown, FrazilError, and the errors of catalogs and Kafka.
     """
@@ -264,7 +248,10 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         )
     if prepared is not None:
         run_with_timeout(prepared.carry_out)
-        return ActionResult(_done_text(action, subject.name))
+        if action is PageAction.RESET:
+            return ActionResult(f"{subject.name} has its new position. Resume it to continue from there.")
+        done = f"The backfill of {subject.name} is abandoned, and its staged rows are removed."
+        return ActionResult(f"{done} Its run fails and is not retried.")
     if action is PageAction.SEND_AGAIN:
         return ActionResult(run_with_timeout(lambda: _resend_day(spec, form, by=by)))
     return ActionResult(
@@ -273,7 +260,6 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
 
 
 def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
-    """Start a run of the subject's DAG. Return the message and link for the user."""
     try:
         run = trigger_dag(
             dag_id=subject.dag,
@@ -290,20 +276,11 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     return ActionResult(f"The run {run.run_id} of {subject.dag} is queued. Its log will show the result.", path)
 
 
-def _done_text(action: PageAction, name: str) -> str:
-    if action is PageAction.RESET:
-        return f"{name} has its new position. Resume it to continue from there."
-    return f"The backfill of {name} is abandoned, and its staged rows are removed. Its run fails and is not retried."
-
-
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
-    """Pause, resume or restart the stream. Return a sentence about the result."""
     desired = open_desired_store(spec)
-    do = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}[
-        action
-    ]
+    changes = {PageAction.PAUSE: desired.pause, PageAction.RESUME: desired.resume, PageAction.RESTART: desired.restart}
     try:
-        do(by=by, reason=reason, after=generation)
+        changes[action](by=by, reason=reason, after=generation)
     except DesiredMoved as error:
         raise Invalid(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
@@ -320,7 +297,6 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
 
 
 def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
-    """Signal the windows of a day again. Return a sentence about the result."""
     if spec.window is None:
         raise Invalid(f"The table of {spec.name} has no signalled windows")
     day = parse_day(form)
@@ -333,10 +309,7 @@ def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
 
 
 def run_with_timeout(work: Callable[[], T], *, seconds: float = ACTION_TIMEOUT_S) -> T:
-    """Return the result of a call that may hang.
-
-    Raises TimeoutError if it has not returned after `seconds`; the call then continues.
-    """
+    """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
     done: list[T] = []
     failed: list[BaseException] = []
 

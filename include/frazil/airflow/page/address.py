@@ -19,5 +19,4 @@ def base_url() -> str:
 
 
 def page_url() -> str:
-    """Return the operations page's address; empty if Airflow's address is unknown."""
     return f"{base_url()}{PREFIX}/index.html" if base_url() else ""

@@ -21,7 +21,7 @@ from frazil.operations.page_actions import UnfinishedRun
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The last measurement of `frazil_health`. `at_ms` is None before the first measurement."""
+    """The last measurement of `frazil_health`. `at_ms` is None before the first."""
 
     alerts: tuple[ActiveAlert, ...] = ()
     at_ms: int | None = None
@@ -32,7 +32,6 @@ class Measurement:
 
 
 def read_last_measurement() -> Measurement:
-    """Read the last measurement of `frazil_health`: active alerts, due actions and audits."""
     newest = (
         select(XComModel)
         .where(XComModel.dag_id == HEALTH_DAG, XComModel.task_id == "measure", XComModel.key == "return_value")
@@ -65,7 +64,7 @@ def _runbook(alert: Mapping[str, Any]) -> str:
 
 
 def parse_due_actions(value: Any) -> dict[str, list[str]] | None:
-    """Return the due actions in an XCom, by table; None if the XCom has no due actions."""
+    """Return the due actions in an XCom, by table, or None."""
     due = value.get("due") if isinstance(value, Mapping) else None
     if not isinstance(due, Mapping):
         return None
@@ -84,7 +83,7 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
 
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
-    """Return whether each of these DAGs is paused. DAGs that Airflow does not have are left out."""
+    """Return whether each of these DAGs is paused, without those that Airflow does not have."""
     with create_session() as session:
         rows = session.execute(
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
@@ -93,17 +92,13 @@ def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
 
 
 def newest_run_id(dag_id: str) -> str | None:
-    """Return the id of the DAG's newest run; None if it has no runs."""
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)
     with create_session() as session:
         return session.scalar(newest)
 
 
 def next_run_id(dag_id: str, stream: str) -> str:
-    """Return the id of the next run that this page starts for the stream.
-
-    Run ids are unique: if two users start a run at the same time, one of the starts fails.
-    """
+    """Return the id of the next run for the stream. If two users start a run at the same time, one start fails."""
     ours = f"manual__{stream}."  # no stream has a dot in its name
     newest = select(func.max(DagRun.id)).where(DagRun.dag_id == dag_id, DagRun.run_id.startswith(ours, autoescape=True))
     with create_session() as session:
@@ -111,7 +106,7 @@ def next_run_id(dag_id: str, stream: str) -> str:
 
 
 def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:
-    """Return the oldest queued or running run of the DAG that changes the stream's tables. Dry runs do not count."""
+    """Return the oldest queued or running run, other than dry runs, that changes the stream's tables."""
     unfinished = (
         select(DagRun.run_id, DagRun.state, DagRun.conf)
         .where(DagRun.dag_id == dag_id, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING)))

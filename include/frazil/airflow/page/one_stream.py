@@ -58,12 +58,11 @@ T = TypeVar("T")
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 ROUTED_CACHE_S = 15.0
-"""Seconds for which the list of a route's tables is cached. Short, because a table may be created at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """The user's choices in the view: a period or a span of time, and a search for tables of the route."""
+    """The user's choices: a period or span of time, and a search for tables of the route."""
 
     hours: int = 6
     tables: str = ""
@@ -90,7 +89,7 @@ def build_stream_view(
 
 @dataclass(frozen=True, slots=True)
 class PendingReads:
-    """The reads for the view of one stream, which run in parallel."""
+    """The parallel reads for the view of one stream."""
 
     status: PendingAnswer[StreamState]
     history: PendingAnswer[TableHistory | None]
@@ -174,9 +173,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
 def _routed_tables(
     spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    """Return the tables of the stream's route that match `search`: those in `found`, and those with a problem in
-    `status`.
-    """
+    """Return the route's tables that match `search`: those in `found`, and those with a problem in `status`."""
     names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     amiss = {
         names.get(table) or template_table(spec, table, specs).name: said
@@ -190,13 +187,13 @@ def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
 
 
 def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the ids of the stream's DAGs; its writer's DAG comes first."""
+    """Return the ids of the stream's DAGs, its writer's first."""
     writer = writer_dag_id(spec.application or spec.name)
     return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
 
 def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
-    """Return the path in Airflow's UI of the log of the writer's task in this run."""
+    """Return the path in Airflow's UI of the writer task's log."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK_PREFIX}{spec.name}" if spec.application else TASK_ID
@@ -208,13 +205,12 @@ def _last_measurement() -> Measurement | None:
 
 
 def _last_audit(name: str) -> str | None:
-    """Return a sentence about the stream's last audit. Return None if the last measurement does not have audits."""
+    """Return a sentence about the stream's last audit; None if the last measurement has no audits."""
     audited = (_last_measurement() or Measurement()).audited
     return None if audited is None else audited.get(name, "none yet")
 
 
 def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
-    """Return the state of the stream's table, alerts and DAGs."""
     everything = cached_declarations().value or []
     health_of_stream = views.arrange_health(_last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()

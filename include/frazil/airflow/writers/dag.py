@@ -1,6 +1,4 @@
-"""Builds one DAG per writer application, which Airflow's UI shows as a running DAG run.
-
-A stream has its own application, or shares one with other streams. The DAG of a shared application has a task per
+"""Builds one DAG per writer application. A stream has its own application, or shares one whose DAG has a task per
 stream.
 """
 
@@ -25,7 +23,7 @@ from frazil.spec.units import format_bytes, format_duration
 
 TASK_ID = "write"
 RETRIES = 1_000_000
-"""Retries are only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
+"""Only for a failed worker or triggerer: the supervisor restarts writers without ending the task."""
 RETRY_DELAY = timedelta(seconds=10)
 
 
@@ -40,15 +38,15 @@ def writer_dags(
     """Return the writers' DAGs by DAG id: one for each stream with its own application, and one for each shared
     application.
 
-    An unreadable file affects only its own DAG, which stays as it was and shows the error; a running writer continues.
-    The DAG of a removed stream stays for a while, so that its run can end with the writer.
+    An unreadable file shows its error in its own DAG, which stays as it was. A removed stream's DAG stays until its run
+    can end with the writer.
 
     :param streams: folder of the declared streams.
     :param application: the writer's Python file, by default the package's own.
-    :param shared_application: the Python file of applications that streams share, by default the package's own.
+    :param shared_application: the Python file of shared applications, by default the package's own.
     :param on_failure: notifiers, called when the supervisor gives up on a writer.
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
-        serves their queue; by default Airflow's default queue.
+    serves their queue.
     """
     own, shared = _group_by_application(all_streams(Path(streams)))
 
@@ -64,7 +62,6 @@ def writer_dags(
 def _group_by_application(
     found: Iterable[DeclaredStream],
 ) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
-    """Return the streams with their own application, and the other streams by the application that they share."""
     own, shared = [], defaultdict(list)
     for one in found:
         if one.spec is None or one.spec.application is None:
@@ -156,9 +153,6 @@ def _writer_dag(
 
 
 def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:
-    """Return the DAG arguments for an application with these streams. If all streams are removed, the DAG has no
-    schedule.
-    """
     removed = all(one.removed for one in streams)
     specs = [one.spec for one in streams if one.spec]
     return {
@@ -186,7 +180,6 @@ def _summary(found: DeclaredStream) -> str:
 
 
 def _doc_md(found: DeclaredStream) -> str:
-    """Return the DAG's documentation: the declaration, its errors, and the commands for operators."""
     lines = [f"### {_summary(found)}", ""]
     if found.problem:
         lines += ["**This declaration has a problem:**", "", "```", found.problem, "```", ""]

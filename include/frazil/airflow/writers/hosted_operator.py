@@ -47,5 +47,4 @@ class HostedStreamOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail: the application gave up on the stream."""
         raise AirflowFailException(f"{self.stream}: {event['reason']}")

@@ -62,7 +62,6 @@ class WriterOperator(BaseOperator):
         self.poll_seconds = poll_seconds
 
     def execute(self, context: Context) -> None:
-        """Defer to the trigger."""
         from frazil.airflow.lineage_parent import parent_id  # a DAG file that is parsed needs no trigger
         from frazil.airflow.writers.trigger import WriterTrigger
         from frazil.host.claim import Claim, write_claim
@@ -81,11 +80,7 @@ class WriterOperator(BaseOperator):
         self.defer(trigger=trigger, method_name="execute_complete")
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Fail the task, because the supervisor gave up.
-
-        The failure is first recorded on disk, so that it is not lost if a process dies in between. If the worker runs
-        on a host other than the triggerer's, the next run's trigger records the failure there.
-        """
+        """Fail, because the supervisor gave up, which is first recorded on disk."""
         from frazil.host.given_up import confirm_given_up  # needed by a running task only
 
         reason = str(event["reason"])

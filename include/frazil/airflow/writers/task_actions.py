@@ -52,11 +52,10 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The number of the try that supervises now; None if no try of this run supervises."""
+    """The try that supervises now; None if no try of this run does."""
 
 
 def find_task_action(task: DeferredTask) -> TaskAction:
-    """Return the action that explains the task's current state."""
     if not task.exists_now:
         return TaskAction.DELETED
     if task.state_now in _ENDED_STATES:
@@ -68,10 +67,7 @@ def find_task_action(task: DeferredTask) -> TaskAction:
 
 
 async def fetch_task(stream: str, *, dag_id: str, run_id: str, task_id: str, try_number: int) -> DeferredTask:
-    """Read the task's state from Airflow. Raises the task SDK's errors.
-
-    A trigger cannot read a try number from Airflow, so the supervising try is read from its claim.
-    """
+    """Read the task's state from Airflow, and the supervising try from its claim. Raises the task SDK's errors."""
     request = GetTaskStates(dag_id=dag_id, task_ids=[task_id], run_ids=[run_id])
     # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
     answer = await task_runner.SUPERVISOR_COMMS.asend(request)

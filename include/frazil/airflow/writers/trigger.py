@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from frazil.supervise.supervisor import SupervisionStep, Supervisor
 
 LOG_INTERVAL_S = 3_600.0
-"""Seconds between two log lines of an unchanged state. It is long, because Airflow never rotates a deferred task's log.
-The task itself shows the newest state (`frazil.airflow.shown_state`).
-"""
+"""Seconds between two log lines of an unchanged state: long, because Airflow never rotates a deferred task's log."""
 REMOVAL_DELAY_S = 60.0
 """Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may return."""
 CONNECTION_TIMEOUT_S = 30.0
@@ -52,19 +50,12 @@ T = TypeVar("T")
 
 
 class UserActionTrigger(BaseTrigger):
-    """A trigger that applies a user's action on its task to the task's stream.
-
-    When a user acts on the task, Airflow kills the trigger.
-    """
+    """Applies a user's action on its task, for which Airflow kills the trigger, to the task's stream."""
 
     stream: str
 
     async def on_kill(self) -> None:
-        """Apply a user's action to the writer, now that the task is no longer deferred.
-
-        Airflow 3.3 cancels a trigger again each second until the trigger has ended, also during this call. The work
-        continues.
-        """
+        """Apply the action, which continues although Airflow 3.3 cancels the trigger each second."""
         work = asyncio.create_task(self._apply_user_action())
         RUNNING_ACTIONS.add(work)
         work.add_done_callback(RUNNING_ACTIONS.discard)
@@ -76,7 +67,6 @@ class UserActionTrigger(BaseTrigger):
             work.result()
 
     async def _apply_user_action(self) -> None:
-        """Apply the user's action, which `_task_action` returns."""
         raise NotImplementedError
 
     async def _task_action(self) -> TaskAction:
@@ -100,17 +90,16 @@ class UserActionTrigger(BaseTrigger):
         return await fetch_task(self.stream, **ids, try_number=instance.try_number)
 
     async def _preload(self) -> None:
-        """Read the task's state once, so that Airflow's modules are already imported when a kill leaves little time."""
+        """Read the task's state once, so that Airflow's modules are imported before a kill."""
         with suppress(Exception):
             await self._fetch_task()
 
 
 class WriterTrigger(UserActionTrigger):
-    """Runs a step of one writer's supervisor every few seconds.
+    """Runs a step of one writer's supervisor every few seconds, until the supervisor gives up or has nothing to
+    supervise.
 
-    The trigger has no state and no secret: a restarted triggerer creates it again from the same arguments, and it finds
-    the writer by the run folder. It fires once, when the supervisor gives up or nothing is left to supervise. Blocking
-    calls run in separate threads.
+    Has no state: a restarted triggerer creates it again, and it finds the writer by the run folder.
     """
 
     def __init__(  # noqa: PLR0913 - what it is made again from
@@ -148,7 +137,6 @@ class WriterTrigger(UserActionTrigger):
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Run steps, report and wait in a loop, until the task must end."""
         await run_in_thread(self._begin)
         supervisor = await self._make_supervisor()
         self._preloading = asyncio.create_task(self._preload())
@@ -162,7 +150,15 @@ class WriterTrigger(UserActionTrigger):
                 now = self._stream_state(step)
                 await self._shown.conclude(self.task_instance, now.state, now.sentence)
                 await asyncio.sleep(max(settled_at_s - time.monotonic(), 0))
-                yield TriggerEvent(_give_up_event(step))  # type: ignore[no-untyped-call]
+                decision = step.decision
+                yield TriggerEvent(
+                    {
+                        "cause": str(decision.cause),
+                        "reason": decision.reason,
+                        "subject": decision.subject,
+                        "table_fingerprint": step.observed.table_fingerprint,
+                    }
+                )  # type: ignore[no-untyped-call]
                 return
             if step.decision.action == "end":
                 # If the run ended while its DAG still had a schedule, the next run would start immediately.
@@ -197,9 +193,7 @@ class WriterTrigger(UserActionTrigger):
         return derive_from_decision(known, step.observed, step.decision, now_ms=step.at_ms, problem=step.problem)
 
     def _begin(self) -> None:
-        """Record on this host which run supervises, because the worker that deferred the task may run on another
-        host.
-        """
+        """Record on this host, which may not be the worker's, which run supervises."""
         from frazil.host.claim import Claim, write_claim  # needed by a triggerer only
         from frazil.host.given_up import settle_given_up
 
@@ -212,7 +206,6 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: SupervisionStep) -> None:
-        """Record that this run fails because the supervisor gave up."""
         from frazil.host.given_up import announce_given_up
 
         if (instance := self.task_instance) is None:
@@ -229,7 +222,7 @@ class WriterTrigger(UserActionTrigger):
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
     async def _make_supervisor(self) -> Supervisor:
-        """Return the supervisor. It is created once, in a thread, because importing PyIceberg takes a second."""
+        """Return the supervisor, created once in a thread because it imports PyIceberg."""
         if self._supervisor is None:
             self._supervisor = await run_in_thread(partial(self._build_supervisor, asyncio.get_running_loop()))
         return self._supervisor
@@ -247,10 +240,7 @@ class WriterTrigger(UserActionTrigger):
         return Supervisor(program, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """Log the selected lines of the writer's log, a stall that began or ended, and the decision.
-
-        An unchanged decision is logged once an hour.
-        """
+        """Log the writer's selected lines, a changed stall, and the decision; an unchanged decision once an hour."""
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):
@@ -259,7 +249,14 @@ class WriterTrigger(UserActionTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        parts, now_s, now_ms = self._stable_parts(step), time.monotonic(), clock.now_ms()
+        parts, now_s, now_ms = (
+            step.decision.action,
+            step.decision.cause,
+            step.decision.until_ms,
+            mask_numbers(step.problem or ""),
+            time.monotonic(),
+            clock.now_ms(),
+        )
         if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
         since = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
@@ -269,13 +266,8 @@ class WriterTrigger(UserActionTrigger):
         if step.problem:
             self.log.error("%s: the action failed and will be retried: %s", self.stream, step.problem)
 
-    @staticmethod
-    def _stable_parts(step: SupervisionStep) -> tuple[object, ...]:
-        """Return the parts of a step that decide whether its decision is new."""
-        return step.decision.action, step.decision.cause, step.decision.until_ms, mask_numbers(step.problem or "")
-
     def _report_stall(self, stall: Stall | None) -> None:
-        """Warn when a stall begins and when it ends, but not when only its numbers change."""
+        """Warn when a stall begins or ends, but not when only its numbers change."""
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
@@ -287,16 +279,6 @@ class WriterTrigger(UserActionTrigger):
 
 async def run_in_thread(blocking: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(THREADS, blocking)
-
-
-def _give_up_event(step: SupervisionStep) -> dict[str, Any]:
-    decision = step.decision
-    return {
-        "cause": str(decision.cause),
-        "reason": decision.reason,
-        "subject": decision.subject,
-        "table_fingerprint": step.observed.table_fingerprint,
-    }
 
 
 async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
