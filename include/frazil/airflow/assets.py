@@ -16,9 +16,7 @@ def partition_asset(table: str) -> Asset:
 
 
 def again_asset(aggregation: str) -> Asset:
-    """Return the asset that gets one event, with the day as its key, for each day that an aggregation must
-    run again.
-    """
+    """Return the asset that gets one event, with the day as its key, for each day to aggregate again."""
     return Asset(f"{AGAIN_PREFIX}{aggregation}", group=GROUP)
 
 

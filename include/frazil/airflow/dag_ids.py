@@ -25,9 +25,7 @@ def writer_dag_id(stream: str) -> str:
 
 
 def partitions_dag_id(table: str) -> str:
-    """Return the id of a table's partition DAG. A template's tables share one, with the stream's name, which has no
-    dot.
-    """
+    """Return the id of a table's partition DAG. A template's tables share one, with the stream's dotless name."""
     return f"frazil_partitions_{table}"
 
 

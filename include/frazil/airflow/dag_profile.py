@@ -76,9 +76,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
 
 
 def default_arguments(purpose: str) -> dict[str, Any]:
-    """Return the default arguments in FRAZIL_DEFAULT_ARGS for DAGs of a purpose. Raises SpecError if it is not a JSON
-    object.
-    """
+    """Return the arguments in FRAZIL_DEFAULT_ARGS for a purpose. Raises SpecError if it is not a JSON object."""
     text = os.environ.get(DEFAULT_ARGS_VARIABLE)
     if not text:
         return {}

@@ -75,9 +75,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """Whether every stream that fed the table was removed; False while a file that was never valid contains
-    its name.
-    """
+    """Whether every stream that fed the table was removed, and no file that was never valid names it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 

@@ -27,9 +27,7 @@ CLUSTER_PREFIXES = ("spark.yarn.appMasterEnv", "spark.kubernetes.driverEnv")
 
 
 def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the parent id `<namespace>/<job>/<run id>`; None without an OpenLineage backend, or if a parent is already
-    set.
-    """
+    """Return the parent id `<namespace>/<job>/<run id>`; None without a backend, or if a parent is set."""
     from frazil.lineage.facts import PARENT_VARIABLE, LineageSettings  # a DAG file that is parsed needs no PyIceberg
 
     if environment.get(PARENT_VARIABLE) or not LineageSettings.load(environment).on:
@@ -43,9 +41,7 @@ def parent_id(context: Context, environment: Mapping[str, str] = os.environ) -> 
 
 @contextmanager
 def submit_as_parent(context: Context, spark: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Make the task the OpenLineage parent of applications submitted in this context. Yields `spark` with the parent
-    added.
-    """
+    """Make the task the OpenLineage parent of what is submitted here. Yields `spark` with the parent."""
     from frazil.lineage.facts import PARENT_VARIABLE
 
     parent = parent_id(context)

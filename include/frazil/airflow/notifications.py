@@ -23,9 +23,7 @@ Call = Callable[[Any], None]
 
 
 def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Wrap `call` so that the context has the message, by default of a failed task. Without a message, `call` is not
-    called.
-    """
+    """Wrap `call` so that the context has the message, by default of a failed task; without one, it is not called."""
 
     def report(context: Any) -> None:
         message = (message_of or failure_message)(context)

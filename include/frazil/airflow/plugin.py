@@ -1,6 +1,4 @@
-"""Registers the operations page, the Data Docs, and task buttons in Airflow's UI. Airflow finds the plugin by its entry
-point.
-"""
+"""Registers the operations page, the Data Docs, and task buttons in Airflow's UI, by an entry point."""
 
 from __future__ import annotations
 

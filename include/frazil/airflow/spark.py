@@ -28,9 +28,7 @@ def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]
 
 
 class SubmitOperator(SparkSubmitOperator):
-    """Airflow's SparkSubmitOperator with frazil's links (`frazil.airflow.task`), as the OpenLineage parent of what it
-    submits.
-    """
+    """Airflow's operator with frazil's links (`frazil.airflow.task`), and as the OpenLineage parent."""
 
     def execute(self, context: Any) -> None:
         from frazil.airflow.lineage_parent import submit_as_parent  # a DAG file that is parsed needs none

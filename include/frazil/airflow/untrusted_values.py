@@ -111,9 +111,7 @@ def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
 
 
 def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """Return an upstream task's XCom. Raises AirflowFailException unless it has these keys with values of
-    these types.
-    """
+    """Return an upstream task's XCom. Raises AirflowFailException without these keys and types."""
     found = value if isinstance(value, Mapping) else {}
     wrong = [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]
     if wrong:

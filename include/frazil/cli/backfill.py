@@ -123,7 +123,6 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
 
 
 def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
-    """Return the backfill request that the command's options describe."""
     files = wanted["files"]
     raw: dict[str, Any] = {
         "stream": stream,
@@ -163,14 +162,11 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
 
 
 def _staged_noun(spec: StreamSpec) -> str:
-    """Return the noun for what a backfill stages: "row", "change" for an upsert, or "record" with dedupe, because a
-    record may repeat a row.
-    """
+    """Return the noun for what a backfill stages. With dedupe, a record may repeat a row."""
     return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:
-    """Show the open backfill, ask, and abandon it."""
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return

@@ -31,7 +31,7 @@ from frazil.timetext import format_utc
 Engine = Literal["spark", "trino", "duckdb"]
 _TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_LOAD_ATTEMPTS = 3
-"""Maximum number of attempts to load the tables. Backfills or replays may be published while they are loaded."""
+"""Maximum number of attempts to load the tables, meanwhile backfills or replays may be published."""
 _RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 
 
@@ -100,11 +100,10 @@ LoadedTables = dict[str, tuple[Table, str]]
 
 
 def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], LoadedTables]:
-    """Return the streams and their tables, loaded so that all tables of a stream have the same published backfills and
-    replays.
+    """Return the streams and their tables, all with the same published backfills and replays.
 
-    With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if a backfill or replay was
-    published during each attempt.
+    With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if one was published during
+    each attempt.
     """
     for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
@@ -121,7 +120,7 @@ def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tu
 
 
 def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) -> bool:
-    """Return whether a backfill or replay was, or may have been, published after the default table was loaded."""
+    """Whether a backfill or replay may have been published after the default table was loaded."""
     before = read_backfill(default_table.properties, tables.stream)
     now = read_backfill(tables.main.refresh().properties, tables.stream)
     if now is None or before is None or now.id != before.id:
@@ -132,7 +131,7 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[CutStream], LoadedTables]:
-    """Return the streams' table handles, their records for `find_cut`, and the loaded tables.
+    """Return the streams' handles, their records for `find_cut`, and the loaded tables.
 
     With `complete`, raises TableLost or RouteBehind if rows are missing.
     """
@@ -164,10 +163,7 @@ def _load_streams(
 
 
 def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[str, Table]) -> None:
-    """Check that the catalog has each table that the route lists or once had, with all rows of backfills.
-
-    Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
-    """
+    """Raise TableLost for a missing table of the route, and RouteBehind if rows of a backfill wait for one."""
     dropped = find_dropped_tables(spec, tables, existing)
     listed = set(spec.route.tables.values()) if spec.route else set()
     unknown = sorted(listed - {*existing, *(table.target for table in dropped)})
@@ -181,7 +177,7 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
 
 
 def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
-    """Tag the snapshots of all tables. If a table cannot be tagged, the new tags are removed from the others."""
+    """Tag the snapshots of all tables. If one fails, remove the new tags from the others."""
     tagged = []
     try:
         for table in found.tables:
@@ -200,7 +196,7 @@ def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
 
 
 def _untag(name: str, tables: LoadedTables) -> None:
-    """Remove the tag from all tables that have it. Raises FrazilError if none has it."""
+    """Remove the tag from all tables. Raises FrazilError if none has it."""
     removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRY_POLICY)]
     if not removed:
         raise FrazilError(f"no table has the tag {TAG_PREFIX}{name}; tables searched: {', '.join(tables)}")
@@ -208,7 +204,6 @@ def _untag(name: str, tables: LoadedTables) -> None:
 
 
 def format_select(engine: Engine, catalog: str, table: CutTable) -> str:
-    """Return a SELECT statement that reads the table's snapshot with an engine."""
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
     parts = [catalog, *table.table.split(".")]

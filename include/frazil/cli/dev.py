@@ -178,8 +178,6 @@ def status(as_json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DevServers:
-    """All servers that `frazil dev up` may have started in this FRAZIL_HOME."""
-
     kafka: EmbeddedKafka
     registry: EmbeddedRegistry
     store: EmbeddedObjectStore
@@ -188,7 +186,7 @@ class DevServers:
     airflow: EmbeddedAirflow
 
     def servers(self) -> dict[str, process.Server | None]:
-        """Return the process of each server by the server's name; None if it does not run."""
+        """Return the process of each server, or None."""
         return {
             "kafka": self.kafka.server(),
             "registry": self.registry.server(),
@@ -199,7 +197,6 @@ class DevServers:
         }
 
     def addresses(self) -> dict[str, str]:
-        """Return the address of each server by the server's name."""
         return {
             "kafka": self.kafka.bootstrap,
             "registry": self.registry.url,
@@ -211,7 +208,7 @@ class DevServers:
 
 
 def find_dev_servers() -> DevServers:
-    """Return all servers, each with the port on which it last ran, or its default port."""
+    """Return all servers of this FRAZIL_HOME, each with the port on which it last ran, or its default port."""
     return DevServers(
         _create_kafka(),
         _create_registry(),
@@ -223,7 +220,7 @@ def find_dev_servers() -> DevServers:
 
 
 def _create_kafka(port: int | None = None) -> EmbeddedKafka:
-    """Return the embedded Kafka. `port` defaults to the port last used. The other servers' functions do the same."""
+    """Return the embedded Kafka. `port` defaults to the port last used, as for the other servers."""
     folder = home() / "dev" / "kafka"
     return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
 
@@ -234,19 +231,14 @@ def _create_registry(port: int | None = None) -> EmbeddedRegistry:
 
 
 def _create_airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
-    """Return the embedded Airflow. `bootstrap` is the address of its Kafka."""
     folder = dev_airflow_home()
     extra = {"FRAZIL_KAFKA": bootstrap} if bootstrap else {}
     port = port or process.last_port(folder) or DEFAULT_AIRFLOW_PORT
-    return EmbeddedAirflow(folder, _project_folder(), port=port, extra=extra)
-
-
-def _project_folder() -> Path:
-    """Return the current folder if it has a dags/ folder; otherwise the source folder from which frazil was
-    installed.
-    """
     here = Path.cwd()
-    return here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
+    project = (
+        here if (here / "dags").is_dir() else Path(__file__).resolve().parents[3]
+    )  # where frazil is installed from
+    return EmbeddedAirflow(folder, project, port=port, extra=extra)
 
 
 def _create_object_store(port: int | None = None, catalog_port: int | None = None) -> EmbeddedObjectStore:
@@ -267,7 +259,6 @@ def _create_spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:
 
 
 def _status_document(embedded: DevServers) -> dict[str, Any]:
-    """Return the servers and their addresses for --json."""
     servers, addresses = embedded.servers(), embedded.addresses()
     names = {name: name for name in ("kafka", "registry", "object-store", "postgres")}
     names |= {"spark": "spark-master", "airflow": "api-server"}
@@ -281,5 +272,4 @@ def _status_document(embedded: DevServers) -> dict[str, Any]:
 
 
 def _shorten_path(path: Path) -> str:
-    """Return the path relative to the current folder, if it is inside; otherwise the whole path."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 _REASON_HELP = "Only dead letters of this error class; may be repeated."
 _all_option = click.option("--all", "discarded", is_flag=True, help="Include discarded dead letters.")
 MAX_SHOWN_CHARACTERS = 200
-"""Maximum number of characters of a value that `show` prints."""
 
 
 def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[str, ...]) -> tuple[str, ...]:
-    """Click callback: return the reasons. Raises BadParameter if one is not the name of an error class."""
     for reason in reasons:
         if not re.fullmatch(ERROR_CLASS_PATTERN, reason):
             raise click.BadParameter(f"{reason!r} is not an error class; `frazil dlq list` shows the existing ones")
@@ -46,7 +44,7 @@ def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[s
 
 
 def _selection_options(command: Callable[..., None]) -> Any:
-    """Add the stream argument, the common options, and the options that select dead letters to a command."""
+    """Add the options that select dead letters, and the common ones, to a command."""
     options = (
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
         click.option("--from", "begin", type=TimeParam(), help="Only dead letters rejected at this time or later."),
@@ -224,7 +222,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
 
 def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
-    """Return a sentence for each reason why a replay leaves out dead letters; none if the stream has no marker."""
+    """Return why a replay leaves out dead letters; empty if the stream has no marker."""
     try:
         return left_out_sentences(count_left_out(opened, selection), opened.spec.name)
     except AdoptionRequired:
@@ -234,7 +232,7 @@ def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
 def _nothing_sentence(
     stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
 ) -> str:
-    """Return a sentence for a discard or replay that had nothing to do, with the reason."""
+    """Return why a discard or replay had nothing to do."""
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -246,7 +244,7 @@ def _nothing_sentence(
 
 
 def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
-    """Yield sentences on what a replay would do, and how the dead letters would fail again."""
+    """Yield what a replay would do, and how dead letters would fail again."""
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
@@ -260,7 +258,6 @@ def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str)
 
 
 def _errors(would: Preview) -> list[str]:
-    """Return a sentence for each error class, with an example."""
     first = {one.error_class: one for one in reversed(would.rejects.samples)}
     return [
         f"{name} ({number:,}): {first[name].topic}[{first[name].partition}]@{first[name].offset}: "
@@ -277,7 +274,6 @@ def _result_counts(done: ReplayResult) -> dict[str, int]:
 
 
 def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
-    """Return the numbers of dead letters that a replay leaves out, by reason, for --json."""
     return {"left-out": {reason.value: left[reason] for reason in sorted(left)}} if left else {}
 
 
@@ -304,7 +300,7 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    """Open the stream. Warns on stderr if none of its dead letters, including discarded ones, has a given reason."""
+    """Open the stream. Warns on stderr if none of its dead letters has a given reason."""
     opened = open_read_only(find_stream(streams_folder, stream))
     if reasons:
         every = Selection(discarded=True)

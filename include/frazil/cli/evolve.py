@@ -101,9 +101,7 @@ def evolve(  # noqa: PLR0913 - one for each option
 
 
 def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
-    """Return the columns that must keep their names, each with the reason: the table, the declaration or frazil relies
-    on the name.
-    """
+    """Return the columns that must keep their names, each with the reason."""
     layout = layout_field_ids(table)
     names = (field.name for field in table.schema().fields if field.field_id in layout)
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WHOLE_TABLE = "(all)"
-"""Name shown for the only partition of an unpartitioned table."""
 MAX_SHOWN_ROWS = 20
-"""Maximum number of partitions, or of kept snapshots, that a dry run prints. With --json, it prints all of them."""
+"""Maximum number of partitions, or of kept snapshots, that a dry run prints without --json."""
 
 
 class ActionsParam(click.ParamType[tuple[Action, ...]]):
@@ -82,10 +81,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
 
 
 def _make_plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """Return the plan of each action, in the order in which a run carries them out.
-
-    Raises SpecError or TableLost if the table does not exist.
-    """
+    """Return the plan of each action, in order. Raises SpecError or TableLost if the table does not exist."""
     planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
     try:
         return {action: planner.plan(action) for action in Action if action in actions}
@@ -120,10 +116,9 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 
 def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores of this machine and listens on localhost only, with one
-    catalog's jars.
+    """Return the settings of a Spark that uses all cores and listens on localhost only, with one catalog's jars.
 
-    The serial garbage collector used less CPU than the other collectors in `bench/compaction.py`.
+    The serial collector used less CPU than the others in `bench/compaction.py`.
     """
     return {
         "spark.master": "local[*,4]",

@@ -34,16 +34,12 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 MAX_PARALLEL_READS = 8
-"""Maximum number of streams that are read in parallel. Reads in parallel wait together for a catalog that does not
-respond.
-"""
+"""Maximum number of parallel reads, which wait together for a catalog that does not respond."""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_COLUMNS = frozenset({"watermark", "table"})
-"""Columns that are left out on a narrow terminal."""
 
 MAX_NAMED_STREAMS = 3
-"""Maximum number of streams that are named for a problem that they share."""
 
 
 @click.command()
@@ -89,21 +85,15 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
 @dataclass(frozen=True, slots=True)
 class StatusReport:
-    """The states of the streams at one time."""
-
     now_ms: int
     states: list[StreamState]
     errors: list[str]
     """Sentences about declarations that cannot be read."""
     in_full: bool
-    """Whether to show all details of each stream instead of a table."""
     application: str | None = None
-    """The state of the application whose streams were requested, as text; None if no application was requested."""
+    """The state of the requested application as text, or None."""
     left: int | None = None
-    """Number of the last day's rejected records that are still dead letters.
-
-    None if all of them are, if the number is unknown, or if several streams are shown.
-    """
+    """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
 
     def lines(self) -> list[RenderableType]:
         """Return the sentences and tables to print."""
@@ -123,7 +113,7 @@ class StatusReport:
 
 
 def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
-    """Read the state of one stream, of all streams of an application, or of all declared streams."""
+    """Read one stream, all streams of an application, or all declared streams."""
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:
@@ -143,10 +133,7 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 
 
 def _problem_sentences(streams: list[StreamState]) -> list[str]:
-    """Return each problem and notice once, with the names of its streams.
-
-    An outage of a catalog is therefore one line, even if it affects many streams.
-    """
+    """Return each problem and notice once, with its streams: an outage of a catalog is one line."""
     streams_by_sentence: dict[str, list[str]] = {}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
@@ -159,12 +146,10 @@ def _problem_sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """Return the number of the last day's rejected records that are still dead letters, from the metadata of both
-    tables.
+    """Return the number of the last day's rejected records that are still dead letters.
 
-    Returns None if all of them are. Also returns None if the tables cannot be loaded, or if the counts by error class
-    are incomplete: rejected records that an operator accepted have no error class. Loads the tables only if any record
-    was rejected.
+    None if that is all of them, or if the tables or their counts by error class are incomplete. Loads the tables only
+    if a record was rejected.
     """
     if one.flow is None or not one.flow.rejected_last_day:
         return None
@@ -182,7 +167,6 @@ def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int)
 
 
 def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
-    """Return a stream's cells of the overview by column."""
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
@@ -210,7 +194,6 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 
 
 def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
-    """Return a stream's details as text, by label."""
     why = f" ({one.desired_reason})" if one.desired_reason else ""
     waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""

@@ -12,12 +12,12 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""The length of the period that a calendar shows, by grain."""
+"""The length of the period that a calendar shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class DelayReason:
-    """One reason why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
+    """Why the next window is not complete. `kind` is time, topic-partition, stream or gate."""
 
     kind: str
     name: str
@@ -27,7 +27,7 @@ class DelayReason:
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
     """Return the end of the last window before which no window is open or held.
 
-    `bound_us` is the time up to which all feeds are complete; None while that is unknown, and then the result is None.
+    `bound_us` is the time up to which all feeds are complete, or None.
     """
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
@@ -37,8 +37,8 @@ def find_delay_reasons(
 ) -> tuple[DelayReason, ...]:
     """Return a reason for each feed that delays the next window, then for each window that a gate holds.
 
-    `following` is the next window; None while a watermark is unknown. As long as that window is not over, the only
-    reason besides gates is the time.
+    As long as the window `following` (None while a watermark is unknown) is not over, the time is the only other
+    reason.
     """
     feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
@@ -60,9 +60,7 @@ def _delay_reason(feed: Feed) -> DelayReason:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One window. `state` is complete, reopened, held, released, open or history. Without signals, it is written or
-    empty.
-    """
+    """One window: complete, reopened, held, released, open or history; without signals, written or empty."""
 
     key: str
     state: str
@@ -70,7 +68,7 @@ class Cell:
     late_rows: int = 0
     note: str | None = None
     files: int | None = None
-    """Number of files in the window's partition, which may be longer than the window; None if unknown."""
+    """Number of files in the window's partition, which may be longer than the window."""
     compacted: bool = False
     backfilled: bool = False
     """Whether an open backfill has staged rows of this window."""
@@ -83,13 +81,12 @@ class Calendar:
     grain: str
     cells: tuple[Cell, ...]
     waits_for: str | None
-    """Why the next window is not complete; None for a table without signals."""
+    """Why the next window is not complete; None without signals."""
 
 
 def build_calendar(
     grain: Grain, signals: Mapping[Window, Signal], *, through_us: int, now_us: int, waits_for: str
 ) -> Calendar:
-    """Return a calendar of the signalled windows and the open windows after them."""
     until_us = max(through_us, min(grain.floor(now_us) + grain.us, through_us + 48 * grain.us))
     from_us = until_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
@@ -101,7 +98,6 @@ def build_calendar(
 
 
 def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell:
-    """Return the cell of a signalled or open window."""
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
@@ -114,7 +110,7 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return a calendar of hourly or daily partitions up to now; None for a table with other partitions.
+    """Return a calendar of hourly or daily partitions up to now; None for other partitions.
 
     `staged` are the partitions of open backfills.
     """
@@ -132,7 +128,7 @@ def build_partition_calendar(
 
 
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
-    """Group partitions by window. Windows in the future come from wrong clocks, and are dropped."""
+    """Group partitions by window, without those in the future, which come from wrong clocks."""
     found: dict[Window, list[PartitionFiles]] = {}
     for one in partitions:
         window = _window_of(one)
@@ -156,9 +152,7 @@ def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now
 
 
 def merge_calendars(signalled: Calendar | None, partitions: Calendar | None) -> Calendar | None:
-    """Merge two calendars: the signalled windows get the files of their partitions. If one is None, return the
-    other.
-    """
+    """Give the signalled windows the files of their partitions. If one calendar is None, return the other."""
     if signalled is None or partitions is None:
         return signalled or partitions
     by_key = {cell.key: cell for cell in partitions.cells}

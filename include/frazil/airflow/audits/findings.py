@@ -1,6 +1,4 @@
-"""Stores each stream's last audit, and findings that no later audit has cleared, in the store of the asset
-`frazil.health`.
-"""
+"""Stores each stream's last audit, and uncleared findings, in the store of the asset `frazil.health`."""
 
 from __future__ import annotations
 

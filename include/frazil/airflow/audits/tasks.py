@@ -43,9 +43,7 @@ class AuditResults(NamedTuple):
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Audit the streams in parallel. Raises FrazilError if all of several audits failed, which points to a common
-    cause.
-    """
+    """Audit the streams in parallel. Raises FrazilError if all of several failed: a common cause."""
 
     def audit_begun_stream(stream: str) -> AuditJson | None:
         try:

@@ -1,6 +1,4 @@
-"""The locations of the quality gates' pages: a folder below FRAZIL_HOME, which workers and the API server must share,
-and the URL in Airflow's UI.
-"""
+"""The quality gates' pages: a folder below FRAZIL_HOME, which all hosts share, and the URL in Airflow's UI."""
 
 from __future__ import annotations
 

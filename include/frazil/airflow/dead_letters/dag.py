@@ -103,9 +103,7 @@ def settle(streams: str) -> dict[str, Any]:
 
 
 def dlq_arguments(form: Mapping[str, Any], run: str, *, by: str) -> list[str]:
-    """Return the arguments of `frazil` for a form; `by` is the user. Raises AirflowFailException if a field
-    is missing.
-    """
+    """Return the arguments of `frazil` for a form. Raises AirflowFailException if a field is missing."""
     discards = form["action"] == "discard"
     because = (form.get("because") or "").strip()
     if discards and not because:

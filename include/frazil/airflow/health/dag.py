@@ -42,9 +42,7 @@ Checks all streams and tables every minute (or `FRAZIL_HEALTH_EVERY`), and reads
 log = logging.getLogger(__name__)
 
 AlertLists = dict[str, Any]
-"""The result of `measure`: the lists `fired`, `resolved` and `active` of alerts with table, rule, value, since and
-sentence.
-"""
+"""The result of `measure`: the `fired`, `resolved` and `active` alerts, as `Alert.to_json` writes them."""
 ALERT_LIST_TYPES = dict.fromkeys(("fired", "resolved", "active"), list)
 
 

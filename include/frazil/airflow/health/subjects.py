@@ -1,6 +1,4 @@
-"""Reads what `frazil_health` watches in addition to tables: streams, windows, gates, routes, aggregations and their
-DAGs.
-"""
+"""Reads what `frazil_health` watches besides tables: streams, windows, gates, routes, aggregations, DAGs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Chooses the tables that a run checks. Skips tables that an earlier run still works on, according to Airflow's task
-states.
-"""
+"""Chooses the tables that a run checks, without those that an earlier run still works on."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
 TaskStates = Mapping[str, Mapping[str, Any]]
-"""Task states by run id and task; None before a task is scheduled. A mapped instance has the key `<task>_<map
-index>`.
-"""
+"""Task states by run id and task; None before scheduling. A mapped one has the key `<task>_<map index>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +43,7 @@ def dag_interval(every: Iterable[timedelta]) -> timedelta:
 
 
 def tables_to_check(every: Mapping[str, timedelta], tables: Mapping[str, CheckState], *, moment_ms: int) -> list[str]:
-    """Return the tables that a scheduled run checks, the longest waiting first. A retry of the run checks the same
-    tables.
-    """
+    """Return the tables to check, the longest waiting first. A retry of the run checks the same tables."""
 
     def is_due(name: str) -> bool:
         if name not in tables:

@@ -70,9 +70,7 @@ class RouteTables:
         return [*(one.table.name for one in due), *broken][:MAX_TABLES]
 
     def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Log why tables were not measured, and return those that failed. Raises FrazilError if all of
-        several failed.
-        """
+        """Log why tables were not measured. Return those that failed; raise FrazilError if all of several did."""
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
             log.info("%s did not create %s, so they are not maintained", self.name, ", ".join(others[:MAX_TABLES]))
@@ -90,9 +88,7 @@ class RouteTables:
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
-        """Return the start of the clean-up pass in milliseconds, and the last cleaned table; a new pass has none. None
-        if no pass is due.
-        """
+        """Return the pass's start (ms) and last cleaned table, empty in a new pass; None if not due."""
         kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):

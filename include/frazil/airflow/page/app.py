@@ -156,9 +156,7 @@ class AllowedAction:
 
 
 def authorize_action(request: Request, name: str, action: str, user: GetUserDep) -> AllowedAction:
-    """Return the requested action. Raises HTTPException, and logs the refusal, if another site sent the request or the
-    user may not take it.
-    """
+    """Return the requested action. Raises HTTPException, and logs it, if the request is not permitted."""
     from frazil.operations.page_actions import PageAction
 
     known = PageAction(action) if action in set(PageAction) else None

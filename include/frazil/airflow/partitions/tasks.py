@@ -59,9 +59,7 @@ GATE_TIMEOUT_S = 300.0
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the last signal's number, and the ids of the tasks with work. A table new to Airflow starts with all
-    signals sent.
-    """
+    """Return the last signal's number, and the tasks with work. For a new Airflow, all signals count as sent."""
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
         mark_current_as_sent(signals, asset, context)
@@ -103,9 +101,7 @@ def _assess(
 def signal_complete_windows(
     table: str, streams: Path, context: Context, *, expectations: Path | None = None
 ) -> list[str]:
-    """Signal complete windows. Return the ids of the tasks with work. Raises the errors of `find_gate`, `assess` and
-    `signal_windows`.
-    """
+    """Signal complete windows; return the tasks with work. Raises as `find_gate`, `assess`, `signal_windows`."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])

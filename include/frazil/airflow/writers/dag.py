@@ -1,6 +1,4 @@
-"""Builds one DAG per writer application. A stream has its own application, or shares one whose DAG has a task per
-stream.
-"""
+"""Builds one DAG per writer application, which several streams may share; each then has a task in it."""
 
 from __future__ import annotations
 
