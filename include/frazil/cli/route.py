@@ -35,16 +35,12 @@ from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.made_tables import load_route_tables
 from frazil.timetext import format_utc
 
+_GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeated."
+
 
 @click.command()
 @stream_options
-@click.option(
-    "--give-up",
-    "given_up",
-    metavar="TABLE",
-    multiple=True,
-    help="Let this table continue without its waiting rows; may be repeated.",
-)
+@click.option("--give-up", "given_up", metavar="TABLE", multiple=True, help=_GIVE_UP_HELP)
 @yes_option
 def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Show which tables of STREAM's route differ from its default table, and why.

@@ -8,7 +8,7 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""Timeouts in seconds: for connecting, and for each pause while a response arrives."""
+"""For connecting, and for each pause while a response arrives."""
 
 
 class ApiUnavailable(Exception):
@@ -22,8 +22,8 @@ class ApiUnreachable(ApiUnavailable):
 def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
     """Send a request and return the response, even if its status is a client error (4xx).
 
-    `api` is the API's name in messages. Raises ApiUnreachable if no connection was established. Raises ApiUnavailable
-    after a timeout, a redirect loop, or a response with a server error (5xx) or 429.
+    `api` is the API's name in messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout,
+    a redirect loop, a server error (5xx) or 429.
     """
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
@@ -56,13 +56,12 @@ def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any
 
 
 def _has_not_connected(error: BaseException) -> bool:
-    """Return whether no connection was established: it was refused, or the host name is unknown."""
+    """Whether no connection was established: it was refused, or the host name is unknown."""
     wrapped = error.args[0] if error.args else None
     return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 
 
 def _innermost_error_text(error: BaseException) -> str:
-    """Return the text of the innermost error."""
     while (inner := error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__

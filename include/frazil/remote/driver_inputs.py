@@ -30,7 +30,6 @@ from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 
 DRIVER_VARIABLE_PREFIX = "spark.kubernetes.driverEnv."
-"""The beginning of Spark properties that set a variable in the driver's pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,11 @@ class DriverInputs:
 
     spec: StreamSpec
     declared: Mapping[str, Any]
-    """The declaration. It contains the text of the files that it refers to."""
+    """The declaration, with the text of the files that it refers to."""
     resources: Resources
     """The declared resources, with the Spark properties that the submission needs.
 
-    References in these properties are resolved, except on a standalone cluster, whose command line would show the
-    values.
+    References are resolved, except on a standalone cluster, whose command line would show the values.
     """
     folder: DriverFolder
     restart_generation: int
@@ -65,10 +63,10 @@ class DriverInputs:
 
 
 def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
-    """Create the stream's missing tables, and return the inputs for its driver.
+    """Create the stream's missing tables, next to which driver and agent communicate, and return the driver's inputs.
 
-    Driver and agent communicate through objects next to these tables. Raises SpecError, AccessDenied, KafkaUnavailable,
-    CommitUnavailable and other errors that prevent a writer from starting.
+    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and other errors that prevent a writer from
+    starting.
     """
     config = catalog_config(spec.table.catalog)
     if config.embedded and not spec.resources.on_loopback:
@@ -101,11 +99,7 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
 
 
 def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a declaration in which the text of the schema file replaces its name. The driver's host does not have the
-    file.
-
-    Raises SpecError if the file cannot be read.
-    """
+    """Replace the schema file's name by its text: the driver's host does not have the file. Raises SpecError."""
     source = declared.get("source")
     form = source.get("format") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or not isinstance(form, Mapping) or "schema-file" not in form:
@@ -120,7 +114,6 @@ def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, A
 
 
 def _submitted_properties(resources: Resources) -> dict[str, str]:
-    """Return the Spark properties that the submission needs."""
     if resources.manager is not ClusterManager.KUBERNETES:
         return dict(resources.spark)
     return {key: value for key, value in resources.spark.items() if key.startswith(PROPERTIES)}
@@ -136,11 +129,7 @@ def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resou
 def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the driver's variables.
-
-    On Kubernetes, users of the cluster can read a pod's variables. The catalog's configuration and credentials are
-    therefore not passed there.
-    """
+    """Return the driver's variables. On Kubernetes, where users can read them, without the catalog's configuration."""
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}

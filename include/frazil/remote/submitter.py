@@ -42,9 +42,7 @@ from frazil.spec.resources import ClusterManager, Resources
 log = logging.getLogger(__name__)
 
 SUBMIT_TIMEOUT_S = 300.0
-"""Timeout (s) of spark-submit, which may upload a package of hundreds of megabytes."""
-NAMESPACE_PROPERTY = "spark.kubernetes.namespace"
-CONTEXT_PROPERTY = "spark.kubernetes.context"
+"""Timeout of spark-submit, which may upload a package of hundreds of megabytes."""
 
 
 class SubmitFailed(EnvironmentUnusable):
@@ -62,14 +60,12 @@ class Submitter(Protocol):
     def submit(self, driver: ClusterDriver) -> str:
         """Submit a driver, and return its name in the cluster once the cluster has accepted it.
 
-        Raises EnvironmentUnusable if the cluster refuses the driver, SpecError, and ApiUnavailable if it is unknown
-        whether the cluster accepted it.
+        Raises EnvironmentUnusable if the cluster refuses it, SpecError, and ApiUnavailable if it is unknown whether it
+        was accepted.
         """
 
     def find(self, driver: ClusterDriver) -> str | None:
-        """Return the name in the cluster of a driver whose submission had no response; None if unknown. Never raises an
-        error.
-        """
+        """Return the name of a driver whose submission had no response, or None. Never raises an error."""
 
     def open(self, submission: str) -> Driver:
         """Return the driver with this name in the cluster."""
@@ -89,9 +85,9 @@ def create_submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """A `Submitter` that uses the REST servers of Spark's masters.
+    """Uses the REST servers of Spark's masters.
 
-    These servers do not list drivers, so a driver whose submission had no response must report its own id.
+    They do not list drivers, so a driver whose submission had no response must report its own id.
     """
 
     def __init__(self, resources: Resources) -> None:
@@ -122,7 +118,6 @@ class StandaloneSubmitter:
 
 
 def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the Spark properties of the driver."""
     resources = driver.resources
     archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
     return {
@@ -137,16 +132,14 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
 
 
 def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the driver's environment. Its Python has the same path as on this host, unless the declaration sets
-    another.
-    """
+    """Return the driver's environment, with the path of this host's Python, unless the declaration sets another."""
     python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
     # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
     return {**driver.environment, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1"}
 
 
 class YarnSubmitter:
-    """A `Submitter` that runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
+    """Runs spark-submit, and queries the ResourceManagers configured in HADOOP_CONF_DIR."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDER_VARIABLES if environment.get(name)), None)
@@ -197,13 +190,13 @@ class YarnSubmitter:
 
 
 class KubernetesSubmitter:
-    """A `Submitter` that creates pods through the Kubernetes API, without Spark. A pod's name follows from its
-    launch.
-    """
+    """Creates pods through the Kubernetes API, without Spark. A pod's name follows from its launch."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = find_access(resources.master, environment, context=resources.spark.get(CONTEXT_PROPERTY))
-        self._namespace = resources.spark.get(NAMESPACE_PROPERTY, "default")
+        self._access = find_access(
+            resources.master, environment, context=resources.spark.get("spark.kubernetes.context")
+        )
+        self._namespace = resources.spark.get("spark.kubernetes.namespace", "default")
 
     def submit(self, driver: ClusterDriver) -> str:
         name = pod_name(driver)
@@ -224,7 +217,7 @@ def run_spark_submit(
 ) -> str:
     """Run spark-submit, and return its output once the cluster has accepted the driver.
 
-    Raises SubmitFailed if spark-submit fails, SpecError, and ApiUnavailable if it does not end in time.
+    Raises SubmitFailed, SpecError, and ApiUnavailable if it does not end in time.
     """
     require_pyspark()
     import pyspark  # an extra

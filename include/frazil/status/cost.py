@@ -26,7 +26,6 @@ class Prices(Model):
 
     currency: str = "$"
     cpu_hour: float = Field(0.04, ge=0)
-    """An hour of one core."""
     thousand_writes: float = Field(0.005, ge=0)
     """A thousand requests that write or list objects."""
     thousand_reads: float = Field(0.0004, ge=0)
@@ -35,7 +34,7 @@ class Prices(Model):
 
     @classmethod
     def load(cls, path: Path) -> Prices:
-        """Read the prices from a YAML file. Raises SpecError if it is not valid."""
+        """Read the prices from a YAML file. Raises SpecError."""
         try:
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
@@ -69,9 +68,8 @@ class CostReport:
     stream: str
     owner: str
     days: dict[str, StreamCost]
-    """The cost of each day with commits, by its UTC date."""
+    """By UTC date."""
     stored_bytes: int
-    """Size of the files that the table's newest snapshot has."""
 
     @property
     def total(self) -> StreamCost:

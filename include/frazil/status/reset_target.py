@@ -1,4 +1,4 @@
-"""Computes the target offsets and the consequences of a reset, for the command line and the page."""
+"""Computes the target offsets and the consequences of a reset."""
 
 from __future__ import annotations
 
@@ -115,18 +115,13 @@ _REPEATED_TEXTS: Mapping[str, str] = {
 
 
 RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""How a table handles records that it gets a second time."""
+"""How a table handles records that it gets again: another row, merged by order or arrival, or dropped (dedupe)."""
 
 
 def describe_consequences(
     plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets, merged: RepeatHandling = "no"
 ) -> list[str]:
-    """Return sentences about the records that the table never gets after a reset, and those that it may get twice.
-    Pure.
-
-    `merged` says how the table handles records that it gets twice. With "no", each of them is another row. With
-    "dropped", the stream has dedupe. Otherwise, an upsert stream orders changes in this way.
-    """
+    """Return sentences about records that the table never gets after a reset, and those that it may get again."""
     sentences = []
     if seen.rolled_back:
         sentences.append(
@@ -145,10 +140,8 @@ def describe_consequences(
         if m.rewritten:
             sentences.append(
                 f"Kafka's log of {m.topic}-{m.partition} was truncated at offset {m.cut:,}. From there on, Kafka has "
-                "or "
-                f"will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
-                "too, and "
-                "keeps those that Kafka lost."
+                f"or will have different records for {m.rewritten:,} offsets that the table has. The table gets them "
+                "too, and keeps those that Kafka lost."
             )
     if skipped:
         also = f"; Kafka has already deleted {gone:,} of them" if gone else ""

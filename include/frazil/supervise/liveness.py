@@ -11,7 +11,7 @@ from frazil.supervise.observed import DecisionInput
 from frazil.timetext import format_elapsed
 
 MAX_FRESH_AGE_MS = 10_000
-"""Maximum age (ms) of a fresh heartbeat: ten missed heartbeats."""
+"""Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
 
 def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
@@ -22,7 +22,7 @@ def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None
 
 
 def has_committed(writer: Observation) -> bool:
-    """Return whether a writer on this host has committed to the stream's table, according to the run folder."""
+    """Whether a writer on this host has committed to the stream's table, according to the run folder."""
     heartbeat = writer.heartbeat
     return any(end.committed for end in writer.exits) or (
         heartbeat is not None and heartbeat.last_commit_at_ms is not None
@@ -30,7 +30,7 @@ def has_committed(writer: Observation) -> bool:
 
 
 def get_known_lag(heartbeat: Heartbeat) -> int | None:
-    """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because the lag may be outdated."""
+    """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because it may be outdated."""
     stall = heartbeat.stall
     kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
     is_old = kind is StallKind.KAFKA or (kind is StallKind.OFFSETS and waits)
@@ -38,10 +38,7 @@ def get_known_lag(heartbeat: Heartbeat) -> int | None:
 
 
 def is_fenced(heartbeat: Heartbeat, *, epoch: int) -> bool:
-    """Return whether the writer can no longer commit, because a newer epoch exists.
-
-    False during its start, before it has an epoch.
-    """
+    """Whether the writer can no longer commit, because a newer epoch exists."""
     begins = heartbeat.phase in {Phase.STARTING, Phase.TAKING_OVER}
     return not begins and heartbeat.epoch is not None and heartbeat.epoch < epoch
 
@@ -66,9 +63,9 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
-    """Return the decision to restart a writer that is hung: too long without progress or heartbeat. Otherwise None.
+    """Return the decision to restart a writer that is too long without progress or heartbeat, or None.
 
-    A writer with a backlog is not hung if it makes progress, and neither is one without records to read.
+    A writer without records to read is not hung.
     """
     heartbeat = observed.heartbeat
     if heartbeat is not None:
@@ -128,7 +125,6 @@ def _phase(heartbeat: Heartbeat | None) -> Phase:
 
 
 def _advanced_at_ms(heartbeat: Heartbeat | None, launch: Launch) -> int:
-    """Return when the writer last made progress, or was launched."""
     return max(launch.launched_at_ms, heartbeat.advanced_at_ms if heartbeat else 0)
 
 

@@ -249,14 +249,8 @@ class WriterTrigger(UserActionTrigger):
         decision = step.decision
         if decision.action is WriterAction.START:
             self._lines.begin()
-        parts, now_s, now_ms = (
-            step.decision.action,
-            step.decision.cause,
-            step.decision.until_ms,
-            mask_numbers(step.problem or ""),
-            time.monotonic(),
-            clock.now_ms(),
-        )
+        parts = (decision.action, decision.cause, decision.until_ms, mask_numbers(step.problem or ""))
+        now_s, now_ms = time.monotonic(), clock.now_ms()
         if parts == self._last_logged and now_s - self._logged_at_s < LOG_INTERVAL_S:
             return
         since = f", unchanged since {format_utc(self._unchanged_since_ms)}" if parts == self._last_logged else ""
