@@ -1,10 +1,7 @@
 """Aggregates one day in Spark: reads one snapshot of the source, and overwrites that day's partition of the target.
 
-The run's START, and its COMPLETE or FAIL, are reported to OpenLineage. Errors of these reports never stop the run.
-
-Two runs for the same day may overlap. Each write therefore asserts that the day's partition is unchanged since the run
-read the target. If it has changed, the run reads the target again. The partition thus shows the newest input of all
-runs.
+Each write asserts that the partition is unchanged since the run read the target, and otherwise reads the target again.
+So the partition shows the newest input of all runs. Errors of reports to OpenLineage never stop a run.
 """
 
 from __future__ import annotations
@@ -51,15 +48,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Maximum number of attempts to write the day, if other runs write it at the same time."""
+"""Attempts to write the day, if other runs write it at the same time."""
 _CONFLICT_ERRORS = ("ValidationException", "CommitFailedException")
-"""Names of Iceberg's exceptions for conflicts: another run wrote the day, or the catalog kept refusing the commit."""
+"""Iceberg's exceptions if another run wrote the day, or the catalog kept refusing the commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DayOutcome:
-    """The result of an aggregation run."""
-
     written: bool
     sentence: str
 
@@ -75,7 +70,7 @@ class DayRun:
 
     @contextmanager
     def report(self, jobs: JobReporter | None) -> Iterator[None]:
-        """Report START before the run, and COMPLETE or FAIL after it; report nothing if no backend is declared."""
+        """Report START before the run, and COMPLETE or FAIL after it; nothing if no backend is declared."""
         if jobs is None:
             yield
             return
@@ -123,9 +118,9 @@ class DayRun:
 def run_aggregation(
     name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
 ) -> int:
-    """Aggregate one day, and return the process's exit code: 0, also if the target already has a newer input.
+    """Aggregate one day, and return the exit code (see `frazil.errors`): 0, also if the target has a newer input.
 
-    Without a snapshot id, the input is chosen here from the day's signals. Other exit codes: see `frazil.errors`.
+    Without a snapshot id, the input is chosen from the day's signals.
     """
     log_to_stderr()
     try:
@@ -152,11 +147,10 @@ def _aggregate(spec: AggregationSpec, day: date, *, snapshot_id: int | None, rev
 
 
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
-    """Write the day's partition of the target, unless it already shows a newer state of the source. Return the outcome.
+    """Write the day's partition of the target, unless it already shows a newer state of the source.
 
-    In the Spark session, the catalog must have its own name, and the time zone must be UTC. Raises SpecError if Spark
-    refuses the SQL, SchemaIncompatible if the SQL's columns do not fit the target, CommitUnavailable after MAX_ATTEMPTS
-    conflicts.
+    The Spark session must have the catalog's own name and UTC. Raises SpecError if Spark refuses the SQL,
+    SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
     """
     catalog, spec, day = run.catalog, run.spec, run.day
     result = _query_day(spark, run)
@@ -195,8 +189,7 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
 def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
     """Create the target, partitioned by day, if it does not exist.
 
-    PyIceberg creates the table. Spark would number the columns of a new table from 0, and SeaweedFS's REST catalog does
-    not accept a partition by column 0.
+    Spark would number a new table's columns from 0, and SeaweedFS's REST catalog refuses a partition by column 0.
     """
     catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
@@ -218,7 +211,7 @@ def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
 
 
 def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
-    """Replace the day's partition with the result. Returns False if the partition has changed since `base`."""
+    """Replace the day's partition with the result. Returns False if it has changed since `base`."""
     target = _spark_name(run.catalog, run.spec.target)
     writer = result.writeTo(target).option("isolation-level", "serializable")
     snapshot = base.current_snapshot()
@@ -230,8 +223,8 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(run.day))
     except AnalysisException as error:
         raise SchemaIncompatible(
-            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. Change the SQL, or the table "
-            "(ALTER TABLE)"
+            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. "
+            "Change the SQL, or the table (ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
         if not any(conflict in str(error) for conflict in _CONFLICT_ERRORS):

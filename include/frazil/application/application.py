@@ -1,7 +1,6 @@
 """Runs a shared application: supervises the writers of its streams, each in a thread of this process.
 
-Each stream has its own supervisor with the usual decisions (`frazil.supervise.decide`); only the launcher differs. If a
-stream ends with an error, or is paused, restarted, changed or removed, the other streams continue to run.
+Each stream has its own supervisor and its own decisions: if one ends or is paused, the others continue.
 """
 
 from __future__ import annotations
@@ -43,31 +42,24 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 MAX_CHECKS_PER_SECOND = 20
-"""Maximum number of stream checks per second. A check takes a millisecond or more, and two requests to an object store.
-"""
+"""Streams per second. A check takes a millisecond or more, and two requests to an object store."""
 CHECK_INTERVAL_S = 2.0
-"""Minimum interval (s) between two checks of a stream."""
+"""Minimum interval between two checks of a stream."""
 MAX_CHECK_THREADS = 2
-"""Maximum number of checking threads per catalog. An unresponsive catalog then delays only the checks of its own
-streams.
-"""
+"""Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
-"""Time (s) in which a killed writer must end. After that the process ends, because a thread cannot be killed."""
+"""Time in which a killed writer must end. Then the process ends, because a thread cannot be killed."""
 LOG_CHECK_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
 class HostedState:
-    """The supervision state of one stream in this process."""
-
     launcher: HostedLauncher
     supervisor: Supervisor
     catalog: str | None = None
-    """The catalog of the stream's table, as last declared."""
     next_check_at_s: float = 0.0
     pending_check: Future[SupervisionStep | None] | None = None
     last_logged: tuple[object, ...] = ()
-    """What was last logged about the stream, so that it is not logged again."""
     last_commit_at_ms: int | None = None
 
 
@@ -84,7 +76,7 @@ class HostedStream(SupervisedStream):
 
 @dataclass(frozen=True, slots=True)
 class HostedProgram:
-    """One stream of this application, in the form that a supervisor needs."""
+    """One stream of this application, as its supervisor needs it."""
 
     stream: str
     streams: DeclaredStreams
@@ -96,21 +88,18 @@ class HostedProgram:
 
 @dataclass(slots=True)
 class WriterApplication:
-    """Supervises the streams of one application until it is stopped. `stop` may be called from a signal handler."""
+    """Supervises the streams of one application until `stop`, which a signal handler may call."""
 
     name: str
     folder: Path
-    """The folder of the declared streams."""
     engine: SharedEngine
     fingerprint: str
     hosting: Hosting
     sinks: tuple[Sink, ...] = ()
     stopping: threading.Event = field(default_factory=threading.Event)
     hosted: dict[str, HostedState] = field(default_factory=dict)
-    """The state of each supervised stream, by name."""
     _streams: DeclaredStreams = field(init=False)
     _check_threads: dict[str | None, DaemonThreads] = field(default_factory=dict)
-    """Threads that check streams, by catalog."""
     _log_checked_s: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -134,9 +123,7 @@ class WriterApplication:
             self._end_all()
 
     def catch_up(self) -> dict[str, int]:
-        """Run a writer for each stream until all records now in Kafka are committed. Returns the exit codes by
-        stream.
-        """
+        """Run each stream's writer until what is now in Kafka is committed. Returns the exit codes by stream."""
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
@@ -177,9 +164,7 @@ class WriterApplication:
         return self._check_threads[catalog]
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
-        """Add a stream to `hosted`, with its launcher and its supervisor, and return its state. Does not start its
-        writer.
-        """
+        """Add a stream to `hosted`, and return its state. Does not start its writer."""
 
         def make() -> Writer:
             found = self._streams.declared.get(name)
@@ -202,17 +187,14 @@ class WriterApplication:
         return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
-        """Check one stream and take the action that is due. Returns None while another process runs the stream."""
+        """Take the stream's due action. Returns None while another process runs the stream."""
         if (other := one.launcher.find_launch_elsewhere()) is not None:
             self._await_other_process(name, one, other)
             return None
         return one.supervisor.step()
 
     def _await_other_process(self, name: str, one: HostedState, other: Launch) -> None:
-        """Handle the old writer of a stream that moved to this application.
-
-        A supervised writer is asked to end. A foreground writer runs until its user stops it.
-        """
+        """Ask a supervised writer to end; a foreground writer runs until its user stops it."""
         if other.kind is LaunchKind.SUPERVISED:
             one.launcher.stop_writer_elsewhere()
         if one.last_logged != (other.id,):
@@ -221,7 +203,7 @@ class WriterApplication:
             log.info(f"%s: {sentence}", name, other.kind)
 
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
-        """Handle a finished check: log a new decision, and record that the stream ended or was given up."""
+        """Log a new decision, and record that the stream ended or was given up."""
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -244,7 +226,7 @@ class WriterApplication:
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
 
     def _raise_if_failed(self) -> None:
-        """Raise the error that ended the engine. Raise WorkerDied if a killed writer does not end."""
+        """Raise the engine's error, or WorkerDied if a killed writer does not end."""
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
@@ -279,7 +261,7 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when a writer last made progress. The supervisor kills an application whose writers all hang."""
+        """Return when a writer last made progress; without any, the supervisor kills the application."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
@@ -298,7 +280,7 @@ class WriterApplication:
         self._write_heartbeat(Phase.ENDED)
 
     def _join_all(self) -> bool:
-        """Wait up to ten seconds for the writers to end after the engine failed. Returns whether all have ended."""
+        """Wait up to ten seconds for the writers to end. Returns whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -313,10 +295,8 @@ class DeclaredStreams:
     folder: Path
     clock: Callable[[], int]
     declared: dict[str, DeclaredFile[StreamSpec]] = field(default_factory=dict)
-    """The application's streams by name, each with the last valid state of its file."""
 
     def refresh(self) -> None:
-        """Read the declarations again."""
         files: dict[str, list[DeclaredFile[StreamSpec]]] = defaultdict(list)
         for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
             if one.spec is not None and not one.removed:
@@ -324,21 +304,15 @@ class DeclaredStreams:
         self.declared = {
             name: declarations[0] if len(declarations) == 1 else self._mark_duplicate(name, declarations)
             for name, declarations in files.items()
-            if any(self._is_own(one) for one in declarations)
+            if any(one.spec is not None and one.spec.application == self.application for one in declarations)
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return the declaration of a stream that several files declare, with a problem.
-
-        Because of the problem, no writer starts; a running writer continues.
-        """
+        """Return a declaration with a problem: no writer starts, and a running writer continues."""
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
-
-    def _is_own(self, one: DeclaredFile[StreamSpec]) -> bool:
-        return one.spec is not None and one.spec.application == self.application
 
 
 class HostedDeclaration:

@@ -29,23 +29,19 @@ from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
 DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
-"""Columns of the dead-letter table that mark a dead letter as discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardMark:
-    """The user who discards dead letters, the reason, and the time."""
-
     by: str
     reason: str
     at_ms: int
 
 
 def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
-    """Mark the selected dead letters in one commit, and return the number of newly marked dead letters.
+    """Mark the selected dead letters in one commit, and return the number of newly marked ones.
 
-    Leaves out dead letters that a published replay turned into rows but has not removed yet. Raises WriterBusy while a
-    replay of the stream is under way.
+    Leaves out those that a published replay turned into rows. Raises WriterBusy while a replay is under way.
     """
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
@@ -82,7 +78,7 @@ def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
 
 
 def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay: BackfillMarker) -> DeadLetterOffsets:
-    """Return the dead letters, except those that this replay turned into rows of the default table."""
+    """Return the dead letters that this replay has not turned into rows."""
     if replay.state is not BackfillState.PUBLISHED:
         return dead_letters
     journals = opened.tables.journals
@@ -92,7 +88,7 @@ def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay
 
 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
-    """Check that no other replay has begun since the dead letters were selected. Raises WriterBusy."""
+    """Raise WriterBusy if another replay has begun since the dead letters were selected."""
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
@@ -103,7 +99,6 @@ def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker
 
 
 def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffsets:
-    """Return the coordinates of the selected dead letters."""
     found: dict[DeadLetterSource, BitMap64] = defaultdict(BitMap64)
     table = opened.tables.dead_letters.refresh()
     for rows in read_dead_letters(table, selection.row_filter(opened.spec), DEAD_LETTER_COLUMNS):

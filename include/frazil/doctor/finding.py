@@ -12,44 +12,34 @@ from frazil.errors import FrazilError
 
 
 class CheckState(StrEnum):
-    """Result of a check."""
-
     OK = "ok"
     WARNING = "warning"
-    """It works now, but may fail later or elsewhere."""
+    """Works now, but may fail later or elsewhere."""
     WRONG = "wrong"
-    """Something that frazil needs does not work."""
     SKIPPED = "skipped"
-    """The check does not concern this machine."""
+    """Does not concern this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of checking one thing."""
+    """What a check of `subject` found, in one sentence; `fix` is empty if nothing is to do, or `said` says it."""
 
     subject: str
-    """The name of the check, in one or two words."""
     state: CheckState
     said: str
-    """The result of the check, in one sentence."""
     fix: str = ""
-    """What to do; empty if nothing, or if `said` already says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of one subject. An error that it raises becomes a finding."""
+    """A check that is wrong if it takes longer than `within_s`. An error that it raises becomes a finding."""
 
     run: Callable[[], Iterable[Finding]]
     within_s: float = 20.0
-    """Timeout in seconds. A check that takes longer is reported as wrong."""
 
 
 def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
-    """Run all checks in parallel, and yield their findings in the order of the checks.
-
-    A check that hangs is abandoned: its thread ends with the process.
-    """
+    """Run all checks in parallel, and yield their findings in the order of the checks. Abandons a check that hangs."""
     answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
     for subject, check in checks.items():
         answers[subject] = queue.SimpleQueue()

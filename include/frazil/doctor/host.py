@@ -24,9 +24,8 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""Minimum free bytes of a disk. Below this, it gets a warning, because logs and files of tasks would soon fill it."""
+"""With less, a disk gets a warning, because logs and files of tasks would soon fill it."""
 _VERSIONS_SCRIPT = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
-"""Script that prints the versions of a Python and of its frazil."""
 
 
 def check_python() -> Iterator[Finding]:
@@ -40,7 +39,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_java() -> Iterator[Finding]:
-    """Check Java and PySpark. They are checked together because only PySpark needs Java."""
+    """Check Java and PySpark, which alone needs Java."""
     if find_spec("py4j") is None:
         yield Finding(
             "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
@@ -66,9 +65,7 @@ def _check_pyspark() -> Iterator[Finding]:
 
 
 def check_jars() -> Iterator[Finding]:
-    """Check that Iceberg's runtime has been fetched, by the sizes of the jars. `frazil.spark.jars fetch` checks their
-    content.
-    """
+    """Check that Iceberg's runtime has been fetched, by the sizes of its jars."""
     if find_spec("py4j") is None:
         yield Finding("jars", CheckState.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -81,13 +78,13 @@ def check_jars() -> Iterator[Finding]:
     size = format_rounded_bytes(sum(jar.bytes for jar in missing))
     yield Finding(
         "jars", CheckState.WARNING,
-        f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches "
-        "them when it first runs", "python -m frazil.spark.jars fetch spark",
+        f"{len(missing)} of Spark's jars are not in {folder} yet ({size}); maintenance fetches them when it first runs",
+        "python -m frazil.spark.jars fetch spark",
     )  # fmt: skip
 
 
 def check_folders() -> Iterator[Finding]:
-    """Check that FRAZIL_HOME and the cache folder are writable and have space, and that FRAZIL_HOME can be locked."""
+    """Check that FRAZIL_HOME and the cache can be written and have space, and that FRAZIL_HOME can be locked."""
     yield _check_folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _check_folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -112,7 +109,7 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 
 def check_api_servers() -> Iterator[Finding]:
-    """Check that this host's processes that serve the operations page started with the current version of frazil."""
+    """Check that the processes that serve the operations page started with the current version of frazil."""
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -151,7 +148,7 @@ def check_task_python() -> Iterator[Finding]:
 
 
 def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
-    """Check that the ports of `frazil dev up` are free. `ours` has the ports on which its servers already listen."""
+    """Check that the ports of `frazil dev up` are free, except `ours`, on which its servers already listen."""
     taken = {name: port for name, port in wanted.items() if name not in ours and _listens(port)}
     if taken:
         names = ", ".join(f"{port} ({name})" for name, port in taken.items())
@@ -171,7 +168,7 @@ def _listens(port: int) -> bool:
 
 
 AIRFLOW_TIMEOUT_S = 90.0
-"""Timeout in seconds of the check of Airflow. Importing Airflow takes some seconds, and longer on a busy host."""
+"""Importing Airflow takes some seconds, and longer on a busy host."""
 
 
 def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -200,5 +197,4 @@ def _is_set_up(environment: Mapping[str, str]) -> bool:
     """Return whether an Airflow is configured. If none is, importing Airflow would create a configuration file."""
     if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
         return True
-    folder = Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser()
-    return (folder / "airflow.cfg").is_file()
+    return (Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser() / "airflow.cfg").is_file()

@@ -1,8 +1,7 @@
-"""Checks everything that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
+"""Checks all that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
 
-The writer's clock decides when windows become complete, and the storage's clock when objects count as abandoned.
-Servers refuse signed requests with a wrong time. An HTTP server sends its time in each response (the `Date` header, in
-whole seconds).
+The writer's clock decides when windows are complete, the storage's clock when objects count as abandoned, and servers
+refuse signed requests with a wrong time.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ MAX_SHOWN = 5
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the folder's valid streams by file, and the findings: one per error.
-
-    Without errors, a single finding has the number of streams.
-    """
+    """Return the folder's valid streams by file, and one finding per error, or one with the number of streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in list_stream_files(folder) if folder.is_dir() else ():
@@ -82,7 +78,7 @@ def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
+    """Compare this machine's clock with those of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
     addresses: set[str] = set()
@@ -127,13 +123,10 @@ def _database_clock(uri: str) -> Callable[[], int]:
 
 
 MIN_WARNING_MS = 5_000
-"""Minimum clock difference in milliseconds for a warning."""
 MIN_WRONG_MS = 60_000
-"""Minimum clock difference in milliseconds that counts as wrong."""
 TIMEOUT_S = 5.0
-"""Timeout in seconds for reading a server's time."""
 _DATE_PRECISION_MS = 1_000
-"""Precision in milliseconds of the `Date` header, which has whole seconds."""
+"""An HTTP server's `Date` header has whole seconds."""
 _CLOCK_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
 _NO_TIME_FIX = "make the server respond, then run `frazil doctor` again"
 
@@ -146,18 +139,17 @@ class ServerTime:
     theirs_ms: int
     after_ms: int
     precision_ms: int = 0
-    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
+    """By how much the server's true time may be later than `theirs_ms`."""
 
     @property
     def difference_ms(self) -> int:
-        """Minimum difference between the clocks: positive if the server's clock is ahead, 0 if they may agree."""
+        """Minimum difference between the clocks: positive if the server's clock is ahead."""
         if self.theirs_ms > self.after_ms:
             return self.theirs_ms - self.after_ms
         return min(0, self.theirs_ms + self.precision_ms - self.before_ms)
 
 
 def evaluate_clock(server: str, answer: ServerTime) -> Finding:
-    """Return the finding for a server's time. Pure."""
     late_ms = abs(answer.difference_ms)
     if late_ms < MIN_WARNING_MS:
         return Finding("clock", CheckState.OK, f"{server} has the same time")
@@ -171,7 +163,7 @@ def evaluate_clock(server: str, answer: ServerTime) -> Finding:
 def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
     """Compare our clock with those of HTTP servers (by URL) and databases (functions by catalog).
 
-    A server whose time is unknown gets a warning, because its clock may be wrong.
+    A server whose time is unknown gets a warning.
     """
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
@@ -189,8 +181,7 @@ def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[]
         yield Finding("clock", CheckState.SKIPPED, "not compared: no remote service reports its time")
 
 
-class _TimeMissing(ValueError):
-    """The response has no time."""
+class _TimeMissing(ValueError): ...
 
 
 def _ask_database(ask: Callable[[], int]) -> ServerTime:
@@ -199,7 +190,7 @@ def _ask_database(ask: Callable[[], int]) -> ServerTime:
 
 
 def _ask_http(address: str) -> ServerTime:
-    """Return the server's time. Even a response that refuses the request has a time."""
+    """Return the server's time, which even a refusal has."""
     before = clock.now_ms()
     answer = requests.head(address, timeout=TIMEOUT_S, allow_redirects=False)
     try:

@@ -16,8 +16,7 @@ def start_session(
 ) -> SparkSession:
     """Start a session with these catalogs; None means the default catalog.
 
-    spark-submit sets the master, the resources and Iceberg's runtime. Without spark-submit, `properties` must contain
-    them.
+    Without spark-submit, `properties` must set the master, the resources and Iceberg's runtime.
     """
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():

@@ -59,10 +59,9 @@ def _format_number(value: float) -> str:
 
 
 class MetricsEndpoint:
-    """Serves the metrics on the first free port of a range, until `close` is called."""
+    """Serves the metrics on the first free port of a range, until `close`. Raises OSError if none is free."""
 
     def __init__(self, meters: MetricValues, *, host: str, ports: range) -> None:
-        """Bind the first free port. Raises OSError if none is free."""
         self._server = _bind_server(meters, host, ports)
         self.host, self.port = host, int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
@@ -81,7 +80,7 @@ class MetricsEndpoint:
 class _Server(ThreadingTCPServer):
     daemon_threads = True
     allow_reuse_address = True
-    """Allow binding a port that an ended writer has just released."""
+    """A writer that just ended may have used the port."""
     block_on_close = False
     meters: MetricValues
 
@@ -109,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Discard the access log: it would have a line per scrape."""
+        """Discard the access log, which would have a line per scrape."""
 
 
 def _bind_server(meters: MetricValues, host: str, ports: range) -> _Server:
