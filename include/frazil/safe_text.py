@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 MAX_REASON_CHARACTERS = 1000
-_LINE_CHARACTERS = "\t\n"
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # control characters; ESC begins a terminal's commands
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder text
@@ -30,4 +29,4 @@ def reason_problem(text: str) -> str | None:
 
 
 def _escape(character: str, *, lines: bool) -> str:
-    return character if lines and character in _LINE_CHARACTERS else character.encode("unicode_escape").decode()
+    return character if lines and character in "\t\n" else character.encode("unicode_escape").decode()

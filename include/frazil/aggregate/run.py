@@ -7,7 +7,7 @@ So the partition shows the newest input of all runs. Errors of reports to OpenLi
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
@@ -160,7 +160,13 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
             target, source = catalog.load_table(spec.target), catalog.load_table(spec.source)
         newer = find_newer_input(spec, day, run.given, target=target.metadata, source=source.metadata)
         if newer is not None:
-            return DayOutcome(False, _not_written_message(run, newer))
+            return DayOutcome(
+                False,
+                f"{spec.target}: {day} was not changed, because it already shows a newer state of {spec.source}: "
+                f"sequence number {newer['frazil.input-sequence-number']} (snapshot "
+                f"{newer['frazil.input-snapshot-id']}). The input of this run has sequence number "
+                f"{run.given.sequence_number} (snapshot {run.given.snapshot_id})",
+            )
         if _overwrite(run, result, base=target):
             return DayOutcome(True, f"{spec.target}: {day} now shows {spec.source} at snapshot {run.given.snapshot_id}")
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
@@ -195,19 +201,14 @@ def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with translate_catalog_errors(catalog.name):
         if not catalog.table_exists(identifier):
-            schema = _iceberg_schema(spark, result)
+            # Iceberg's Spark runtime converts the schema. The catalog assigns new column ids.
+            iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # it has no public name
+            converted = iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema())
+            schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(converted))
             day_id = schema.find_field(DAY_COLUMN).field_id
             by_day = PartitionSpec(PartitionField(day_id, 1000, IdentityTransform(), DAY_COLUMN))
             catalog.create_table_if_not_exists(identifier, schema, partition_spec=by_day)
     spark.catalog.refreshTable(target)
-
-
-def _iceberg_schema(spark: SparkSession, result: DataFrame) -> Schema:
-    """Return the result's schema, converted by Iceberg's Spark runtime. The catalog assigns new column ids."""
-    iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # PySpark has no public name for it
-    return Schema.model_validate_json(
-        iceberg.SchemaParser.toJson(iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema()))
-    )
 
 
 def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
@@ -231,14 +232,6 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
             raise
         return False
     return True
-
-
-def _not_written_message(run: DayRun, newer: Mapping[str, str]) -> str:
-    return (
-        f"{run.spec.target}: {run.day} was not changed, because it already shows a newer state of {run.spec.source}: "
-        f"sequence number {newer['frazil.input-sequence-number']} (snapshot {newer['frazil.input-snapshot-id']}). The "
-        f"input of this run has sequence number {run.given.sequence_number} (snapshot {run.given.snapshot_id})"
-    )
 
 
 def _spark_name(catalog: Catalog, identifier: str) -> str:

@@ -77,9 +77,5 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
             if label and label.startswith(ROUTE_PREFIX)
             else TaskSubject(table=label)
         )
-    stream, table = (_text_or_none(form.get(key)) for key in ("stream", "table"))
+    stream, table = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
     return TaskSubject(stream, table)
-
-
-def _text_or_none(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None

@@ -28,11 +28,9 @@ from frazil.spec.units import format_duration, parse_duration
 
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
-START_DATE = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_TAGS_PER_KIND = 10
 """Maximum number of stream tags, table tags and owners. A DAG with more of a kind gets none of it."""
 MIN_INTERVAL = timedelta(minutes=1)
-MAX_TAG_CHARACTERS = 100
 
 OnFailure = Call | Sequence[Call]
 MessageOf = Callable[[Any], Message | None]
@@ -63,8 +61,8 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     owners = sorted({spec.owner for spec in specs if spec.owner})
     return {
         "dag_display_name": display_name,
-        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= MAX_TAG_CHARACTERS)},
-        "start_date": START_DATE,
+        "tags": {"frazil", purpose, *marks, *(tag for tag in named if len(tag) <= 100)},
+        "start_date": datetime(2026, 1, 1, tzinfo=UTC),
         "catchup": False,
         "default_args": {
             **defaults,

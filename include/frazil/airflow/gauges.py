@@ -29,10 +29,6 @@ GAUGES = {
     "frazil.windows.held": "windows that a quality gate holds",
 }
 """Every gauge with its meaning. All have the tag `table`; gauges of a stream have the tag `stream` too."""
-_HEALTH_GAUGES = (
-    *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
-    *("metadata_bytes", "snapshots"),
-)
 
 
 def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
@@ -54,7 +50,10 @@ def export_windows(table: str, cursor: Cursor | None) -> None:
 
 
 def _export_table(table: str, health: TableHealth) -> None:
-    for name in _HEALTH_GAUGES:
+    for name in (
+        *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
+        *("metadata_bytes", "snapshots"),
+    ):
         _export(f"frazil.table.{name}", getattr(health, name), table=table)
     for stream in health.streams:
         tags = {"table": table, "stream": stream.name}

@@ -27,7 +27,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.given_up import confirm_given_up
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
-from frazil.host.records import Launch, LaunchKind
+from frazil.host.records import LaunchKind
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.last_valid import STREAMS, DeclaredFile, find_declared
 from frazil.spec.model import StreamSpec
@@ -49,7 +49,6 @@ MAX_CHECK_THREADS = 2
 """Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0
 """Time in which a killed writer must end. Then the process ends, because a thread cannot be killed."""
-LOG_CHECK_INTERVAL_S = 60.0
 
 
 @dataclass(slots=True)
@@ -156,12 +155,10 @@ class WriterApplication:
                 one.pending_check = None
             if one.pending_check is None and now_s >= one.next_check_at_s and name in self.hosted:
                 one.next_check_at_s = now_s + every_s
-                one.pending_check = self._check_threads_for(one.catalog).submit(partial(self._check_stream, name, one))
-
-    def _check_threads_for(self, catalog: str | None) -> DaemonThreads:
-        if catalog not in self._check_threads:
-            self._check_threads[catalog] = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{catalog or 'default'}")
-        return self._check_threads[catalog]
+                if (threads := self._check_threads.get(one.catalog)) is None:
+                    threads = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{one.catalog or 'default'}")
+                    self._check_threads[one.catalog] = threads
+                one.pending_check = threads.submit(partial(self._check_stream, name, one))
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
         """Add a stream to `hosted`, and return its state. Does not start its writer."""
@@ -189,18 +186,14 @@ class WriterApplication:
     def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
         """Take the stream's due action. Returns None while another process runs the stream."""
         if (other := one.launcher.find_launch_elsewhere()) is not None:
-            self._await_other_process(name, one, other)
+            if other.kind is LaunchKind.SUPERVISED:  # a foreground writer runs until its user stops it
+                one.launcher.stop_writer_elsewhere()
+            if one.last_logged != (other.id,):
+                one.last_logged = (other.id,)
+                runs = "another process on this host still runs the writer"
+                log.info(f"%s: {runs} (%s); it starts here when that process ends", name, other.kind)
             return None
         return one.supervisor.step()
-
-    def _await_other_process(self, name: str, one: HostedState, other: Launch) -> None:
-        """Ask a supervised writer to end; a foreground writer runs until its user stops it."""
-        if other.kind is LaunchKind.SUPERVISED:
-            one.launcher.stop_writer_elsewhere()
-        if one.last_logged != (other.id,):
-            one.last_logged = (other.id,)
-            sentence = "another process on this host still runs the writer (%s); it starts here when that process ends"
-            log.info(f"%s: {sentence}", name, other.kind)
 
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
         """Log a new decision, and record that the stream ended or was given up."""
@@ -254,7 +247,7 @@ class WriterApplication:
         folder = run_folder(self.name)
         try:
             heartbeat.write(open_exchange(folder))
-            if time.monotonic() - self._log_checked_s >= LOG_CHECK_INTERVAL_S:
+            if time.monotonic() - self._log_checked_s >= 60.0:
                 self._log_checked_s = time.monotonic()
                 rotate_full_log(folder)
         except OSError as error:

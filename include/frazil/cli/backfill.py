@@ -15,13 +15,7 @@ from frazil.backfill.interrupted import describe_interruption
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.run import open_backfill
 from frazil.cli.light import allow_pandas
-from frazil.cli.options import (
-    OffsetsParam,
-    TimeParam,
-    current_user,
-    stream_options,
-    yes_option,
-)
+from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic

@@ -29,7 +29,6 @@ from frazil.table.made_tables import load_route_tables
 from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]
-_TAG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 MAX_LOAD_ATTEMPTS = 3
 """Maximum number of attempts to load the tables, meanwhile backfills or replays may be published."""
 _RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
@@ -73,7 +72,7 @@ def cut(  # noqa: PLR0913 - a command's options
     if as_json and engine:
         raise click.UsageError("--json and --sql are two output formats: give one of them")
     for name in filter(None, (tag, untag)):
-        if not _TAG_NAME.fullmatch(name):
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
             raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
     histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
     if untag:

@@ -34,7 +34,6 @@ WAIT_REPORT_INTERVAL_S = 30.0
 MAX_BUFFERED_LINES = 1000
 """Maximum number of lines buffered while the terminal is blocked; twice as many for the writer's last words."""
 CLEAR_LINE = "\r\x1b[K"
-MAX_SIGNAL_DELAY_S = 0.5
 
 
 class WriterPipe(logging.Handler):
@@ -125,7 +124,7 @@ class Terminal:
     @staticmethod
     def _read(fd: int) -> bytes:
         """Wait for bytes. The timeout lets a handler run whose signal arrived just before the blocking call."""
-        while not select.select([fd], [], [], MAX_SIGNAL_DELAY_S)[0]:
+        while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
 

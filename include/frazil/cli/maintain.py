@@ -74,19 +74,14 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
         echo(problem, err=True)
     found = find_maintained(specs, table)
     if dry_run:
-        plans = _make_plans(found, actions)
+        planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
+        try:
+            plans = {action: planner.plan(action) for action in Action if action in actions}
+        except NoSuchTableError:
+            raise absent_table_error(found.identifier, found.streams) from None
         echo_json(plans) if as_json else _print_plans(plans, found.settings)
         return
     _run_actions(found, actions, as_json=as_json)
-
-
-def _make_plans(found: MaintainedTable, actions: Iterable[Action]) -> dict[Action, MaintenancePlan]:
-    """Return the plan of each action, in order. Raises SpecError or TableLost if the table does not exist."""
-    planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
-    try:
-        return {action: planner.plan(action) for action in Action if action in actions}
-    except NoSuchTableError:
-        raise absent_table_error(found.identifier, found.streams) from None
 
 
 def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:

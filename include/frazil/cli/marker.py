@@ -12,13 +12,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import (
-    OffsetsParam,
-    TimeParam,
-    current_user,
-    stream_options,
-    yes_option,
-)
+from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers

@@ -27,7 +27,6 @@ A = TypeVar("A")
 DEFAULT_STREAMS = Path("include/streams")
 STREAMS_VARIABLE = "FRAZIL_STREAMS"
 JSON = "--json"
-SHELLS = ("bash", "zsh", "fish")
 UNRESPONSIVE_AFTER_S = 10.0
 """A request that fails after at least this time marks its catalog as unresponsive."""
 
@@ -145,7 +144,7 @@ def table_argument(**options: Any) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the completion script of SHELL: bash, zsh or fish.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import click
 from pyiceberg.exceptions import NoSuchTableError
-from pyiceberg.table import Table
 
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, prefix_subject
@@ -95,7 +93,9 @@ class _RouteDifferences:
         now_ms = opened.tables.clock_ms()
         coming = [each for each in behind if each.is_about_to_commit(now_ms)]
         behind = [each for each in behind if each not in coming]
-        return cls(behind, coming, dropped, _find_tables_ahead(opened, default_marker, existing))
+        markers = {name: read_marker(table.properties, opened.spec.name) for name, table in existing.items()}
+        ahead = [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
+        return cls(behind, coming, dropped, ahead)
 
     @property
     def has_any(self) -> bool:
@@ -120,12 +120,6 @@ class _RouteDifferences:
 
     def _missing(self) -> list[LaggingTable]:
         return [*self.behind, *self.coming]
-
-
-def _find_tables_ahead(opened: OpenStream, default_marker: Marker, existing: Mapping[str, Table]) -> list[str]:
-    """Return tables with batches that the default table does not have: they keep the writer from starting."""
-    markers = {name: read_marker(table.properties, opened.spec.name) for name, table in existing.items()}
-    return [name for name, marker in markers.items() if marker is not None and is_ahead(marker, default_marker)]
 
 
 def _print_differences(found: _RouteDifferences, stream: str, output: CommandOutput) -> None:

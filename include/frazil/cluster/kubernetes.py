@@ -22,9 +22,6 @@ _WAITING_REASONS = {
     "CreateContainerError": "the container cannot be created",
     "CrashLoopBackOff": "the container keeps crashing",
 }
-_OUT_OF_MEMORY_TEXT = (
-    "the container exceeded its memory limit: raise resources.driver-memory, or spark.driver.memoryOverhead"
-)
 
 
 class DriverPod:
@@ -112,7 +109,8 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise ApiUnavailable(f"{API_NAME} did not return a pod")
     phase = status.get("phase")
-    container = _driver_container(status)
+    found = status.get("containerStatuses") or [{}]
+    container = next((each for each in found if each.get("name") == CONTAINER), found[0])
     ended = container.get("state", {}).get("terminated")
     # Why the node ended the pod, such as an eviction.
     message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
@@ -130,11 +128,6 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     return DriverStatus(DriverState.WAITING, _pending_reason(status, container))
 
 
-def _driver_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = status.get("containerStatuses") or [{}]
-    return next((each for each in found if each.get("name") == CONTAINER), found[0])
-
-
 def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
@@ -143,7 +136,8 @@ def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStat
     if pod_message:
         return DriverStatus(DriverState.FAILED, pod_message, code)
     if reason == "OOMKilled":
-        return DriverStatus(DriverState.FAILED, _OUT_OF_MEMORY_TEXT, code)
+        fix = "raise resources.driver-memory, or spark.driver.memoryOverhead"
+        return DriverStatus(DriverState.FAILED, f"the container exceeded its memory limit: {fix}", code)
     message = f" ({reason})" if reason and reason != "Error" else ""
     return DriverStatus(DriverState.FAILED, f"the container exited with code {code}{message}", code)
 

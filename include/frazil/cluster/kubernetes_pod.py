@@ -22,14 +22,10 @@ IN_CLUSTER_MASTER = "k8s://https://kubernetes.default.svc"
 """The API's address from inside any pod. `resources.master` may be for hosts outside the cluster."""
 PROPERTIES = ("spark.kubernetes.", "spark.pyspark.", "spark.driver.memory")
 """Beginnings of the properties from which the pod is built. The driver resolves references in all others."""
-_PYTHON_PROPERTIES = ("spark.pyspark.driver.python", "spark.pyspark.python")
-"""Properties with the path of the driver's Python; the first one that is set applies."""
 _KUBERNETES_PREFIX = "spark.kubernetes."
 _DRIVER_PREFIX = f"{_KUBERNETES_PREFIX}driver."
 _TEMPLATE_PROPERTY = f"{_DRIVER_PREFIX}podTemplateFile"
-_MAX_POD_NAME_CHARACTERS = 63
 _VOLUMES_PREFIX = f"{_DRIVER_PREFIX}volumes."
-_VOLUME_TYPES = ("hostPath", "emptyDir", "persistentVolumeClaim", "nfs")
 _SUPPORTED_PREFIXES = tuple(
     f"{_DRIVER_PREFIX}{each}"
     for each in (
@@ -46,7 +42,7 @@ def pod_name(driver: ClusterDriver) -> str:
     """Return the name of the driver's pod, by which Kubernetes refuses a second submission of the same launch."""
     slug = re.sub(r"[^a-z0-9]+", "-", driver.application.lower()).strip("-")
     end = f"-{driver.launch_id[:12]}-driver"
-    return f"frazil-{slug}"[: _MAX_POD_NAME_CHARACTERS - len(end)].rstrip("-") + end
+    return f"frazil-{slug}"[: 63 - len(end)].rstrip("-") + end
 
 
 def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
@@ -88,7 +84,7 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     if image := _first_value(spark, "driver.container.image", "container.image"):
         container["image"] = image
     container["imagePullPolicy"] = spark.get(f"{_KUBERNETES_PREFIX}container.image.pullPolicy", "IfNotPresent")
-    python = next((spark[key] for key in _PYTHON_PROPERTIES if key in spark), "python3")
+    python = spark.get("spark.pyspark.driver.python", spark.get("spark.pyspark.python", "python3"))
     container["command"] = [python, "-m", f"frazil.spark_apps.{Path(driver.program).stem}"]
     container["args"] = list(driver.arguments)
     container["env"] = [*container.get("env", ()), *_build_variables(spark)]
@@ -182,7 +178,7 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
     for key, value in _strip_prefix(spark, _VOLUMES_PREFIX).items():
         kind, _, rest = key.partition(".")
         name, _, option = rest.partition(".")
-        if kind not in _VOLUME_TYPES or not option:
+        if kind not in {"hostPath", "emptyDir", "persistentVolumeClaim", "nfs"} or not option:
             raise SpecError(
                 f"frazil does not support resources.spark.{_VOLUMES_PREFIX}{key}: set the volume in a pod template, "
                 f"which resources.spark.{_TEMPLATE_PROPERTY} names"

@@ -55,7 +55,18 @@ def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
         common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
     fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
     if resources.manager is ClusterManager.YARN:
-        return {**common, **_yarn_environment(driver), **resources.spark, **fixed, **_yarn_identity(driver)}
+        python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if resources.package else {}
+        environment = {**driver.environment, **python}
+        return {
+            **common,
+            **{f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()},
+            **resources.spark,
+            **fixed,
+            "spark.yarn.submit.waitAppCompletion": "false",
+            # The supervisor decides whether a writer is restarted.
+            "spark.yarn.maxAppAttempts": "1",
+            "spark.yarn.tags": yarn_tag(driver),
+        }
     raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
@@ -67,22 +78,6 @@ def format_properties(properties: Mapping[str, str]) -> str:
 def yarn_tag(driver: ClusterDriver) -> str:
     """Return the tag that identifies a launch if spark-submit ended before it printed the application's id."""
     return f"frazil-{driver.launch_id}"
-
-
-def _yarn_environment(driver: ClusterDriver) -> dict[str, str]:
-    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
-    environment = {**driver.environment, **python}
-    return {f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()}
-
-
-def _yarn_identity(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties that identify the launch on YARN and prevent restarts."""
-    return {
-        "spark.yarn.submit.waitAppCompletion": "false",
-        # The supervisor decides whether a writer is restarted.
-        "spark.yarn.maxAppAttempts": "1",
-        "spark.yarn.tags": yarn_tag(driver),
-    }
 
 
 def _escape(text: str, *, in_key: bool = False) -> str:

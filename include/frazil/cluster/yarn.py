@@ -17,7 +17,6 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """At least one must have the path of the folder with the Hadoop cluster's configuration."""
-_WAITING_STATES = frozenset({"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"})
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 """Matches spark-submit's output after YARN has accepted the application."""
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
@@ -190,7 +189,7 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
     state, final = str(found.get("state")), str(found.get("finalStatus"))
     message = str(found.get("diagnostics") or "").strip()
     first = message.partition("\n")[0][:300]
-    if state in _WAITING_STATES:
+    if state in {"NEW", "NEW_SAVING", "SUBMITTED", "ACCEPTED"}:
         return DriverStatus(DriverState.WAITING, first or f"YARN reports the state {state}")
     if state == "RUNNING":
         return DriverStatus(DriverState.RUNNING, "the ApplicationMaster is running")

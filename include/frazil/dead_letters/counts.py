@@ -16,8 +16,6 @@ from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unseal
 from frazil.spec.model import StreamSpec
 from frazil.table.file_bounds import COORDINATES, topics_filter
 
-_DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class ReasonCount:
@@ -70,7 +68,8 @@ def read_samples(
     coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if coordinates is None:
         return []
-    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *_DISCARD_COLUMNS)
+    discards = ("discarded_at", "discarded_by", "discard_reason")
+    columns = (*COORDINATES, "rejected_at", "error_class", "error", "key", "value", "replays", *discards)
     # A table of an earlier version gets `headers` at its writer's next start.
     headers = ("headers",) if "headers" in table.schema().column_names else ()
     row_filter = f"{row_filter} and {_coordinates_filter(coordinates)}"

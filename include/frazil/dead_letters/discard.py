@@ -28,8 +28,6 @@ from frazil.commit.row_changes import (
 from frazil.dead_letters.selection import Selection, read_dead_letters
 from frazil.errors import WriterBusy
 
-DISCARD_COLUMNS = ("discarded_at", "discarded_by", "discard_reason")
-
 
 @dataclass(frozen=True, slots=True)
 class DiscardMark:
@@ -108,8 +106,9 @@ def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffse
 
 
 def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:
-    values = (datetime.fromtimestamp(mark.at_ms / 1000, UTC), mark.by, mark.reason)
-    for name, value in zip(DISCARD_COLUMNS, values, strict=True):
+    at = datetime.fromtimestamp(mark.at_ms / 1000, UTC)
+    marks = {"discarded_at": at, "discarded_by": mark.by, "discard_reason": mark.reason}
+    for name, value in marks.items():
         place = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
         rows = rows.set_column(place, rows.schema.field(name), column)

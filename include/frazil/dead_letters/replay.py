@@ -36,7 +36,7 @@ from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.rejects import join_rejects
-from frazil.ingest.sealing import Unsealer, place_of, unsealer_of
+from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
@@ -109,7 +109,8 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
             finished = _replay_result(opened, last)
         done.append(finished and replace(finished, interrupted=True))
     finish_ended_backfill(opened.tables)
-    _delete_old_copies(opened)
+    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
+    store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
     folder = f"{_copies_folder(opened)}/{uuid.uuid4().hex}"
     if _copy_dead_letters(opened, selection, folder):
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
@@ -162,11 +163,6 @@ def _copies_folder(opened: OpenStream) -> str:
     return f"{opened.tables.state}/replays"
 
 
-def _delete_old_copies(opened: OpenStream) -> None:
-    store, before_ms = opened.tables.store, opened.tables.clock_ms() - COPY_RETENTION_MS
-    store.delete([f.path for f in store.list_files(_copies_folder(opened)) if f.modified_ms < before_ms])
-
-
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
     """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`. Return their number."""
     marker, former = load_own_marker(opened), find_former_ends(opened)
@@ -176,7 +172,10 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
 
     def choose(rows: pa.Table) -> pa.Table:
         kept = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
-        return _check_secret(rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS), unseal)
+        chosen = rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS)
+        for row in chosen.slice(0, 1).to_pylist():  # raises SpecError if the secret does not match
+            unseal(row["value"], place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value"))
+        return chosen
 
     dead_letters = (choose(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))
     io = opened.tables.main.current().io
@@ -201,14 +200,6 @@ def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
                 parts = []
     if parts:
         yield pa.concat_tables(parts)
-
-
-def _check_secret(rows: pa.Table, unseal: Unsealer) -> pa.Table:
-    """Return the rows. Raises SpecError if the secret does not match the first value."""
-    for row in rows.slice(0, 1).to_pylist():
-        place = place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value")
-        unseal(row["value"], place)
-    return rows
 
 
 class InProcessEngine:

@@ -101,8 +101,10 @@ class EmbeddedAirflow(process.EmbeddedService):
         path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
         python_path = os.pathsep.join(filter(None, [str(self.checkout), kept.get("PYTHONPATH")]))
         streams = kept.get("FRAZIL_STREAMS") or self.checkout / "include" / "streams"
+        extra = {"properties-file": str(self._spark_properties)}
+        connection = {"conn_type": "spark", "host": self._spark_master, "extra": extra}
         return {
-            "AIRFLOW_CONN_SPARK_DEFAULT": self._spark_connection(),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),  # the environment overrides it
             "FRAZIL_SPARK_POOL": SPARK_POOL,
             **kept,
             "PATH": path,
@@ -170,11 +172,6 @@ class EmbeddedAirflow(process.EmbeddedService):
                     unready = ", ".join(find_unhealthy(client.health(), since))
                 except EnvironmentUnusable:
                     unready = "api-server"
-
-    def _spark_connection(self) -> str:
-        """Return the connection of batch Spark applications as JSON; one in the environment overrides it."""
-        extra = {"properties-file": str(self._spark_properties)}
-        return json.dumps({"conn_type": "spark", "host": self._spark_master, "extra": extra})
 
     def _make_secrets(self) -> None:
         """Create the secrets at the first start. Only their owner can read them."""

@@ -29,12 +29,8 @@ LAKE = "lake"
 """Table bucket of the store's REST catalog, which alone can create tables in it."""
 STATE_FILE = "object-store.json"
 
-_SOCKET_FOLDER = Path("/tmp")
-"""Folder of the sockets of SeaweedFS's own components."""
 _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
 """Matches a log line with the error that ended the server."""
-_ALREADY_EXISTS = frozenset({"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"})
-"""Error codes for a bucket that exists already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         """Stop the store, and remove the sockets of its components. Its data is kept."""
         super().stop()
         for port in (*self._ports(), *self._state.inner_ports):
-            for left in _SOCKET_FOLDER.glob(f"seaweedfs-*-{port}.sock"):
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                 left.unlink(missing_ok=True)
 
     def client(self, service: str = "s3") -> Any:
@@ -191,7 +187,8 @@ def _ignore_existing(create: Callable[[], object]) -> None:
     try:
         create()
     except ClientError as error:
-        if error.response.get("Error", {}).get("Code") not in _ALREADY_EXISTS:
+        code = error.response.get("Error", {}).get("Code")
+        if code not in {"BucketAlreadyExists", "BucketAlreadyOwnedByYou", "ConflictException"}:
             raise
 
 

@@ -186,19 +186,12 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
         return [Fault(_message(error), suggest_fix(Service.TABLE, error))]
-    return [
-        Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", _CAPABILITY_FIX)
-        for capability in missing
-    ]
+    fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
+    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
 
 
 def _message(error: FrazilError) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
-_CAPABILITY_FIX = (
-    "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-)
 
 
 _ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

@@ -25,7 +25,6 @@ from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
 """With less, a disk gets a warning, because logs and files of tasks would soon fill it."""
-_VERSIONS_SCRIPT = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
 
 
 def check_python() -> Iterator[Finding]:
@@ -46,10 +45,6 @@ def check_java() -> Iterator[Finding]:
         )
         return
     yield Finding("java", CheckState.OK, f"Java 17 at {require_java()}")
-    yield from _check_pyspark()
-
-
-def _check_pyspark() -> Iterator[Finding]:
     found = version("pyspark")
     try:
         client = version("pyspark-client")
@@ -58,10 +53,9 @@ def _check_pyspark() -> Iterator[Finding]:
     if client == found:
         yield Finding("pyspark", CheckState.OK, f"PySpark {found}")
     else:
-        yield Finding(
-            "pyspark", CheckState.WRONG, f"pyspark is {found} and pyspark-client {client}, in the same folder",
-            f"pip install pyspark=={found} pyspark-client=={found}",
-        )  # fmt: skip
+        problem = f"pyspark is {found} and pyspark-client {client}, in the same folder"
+        fix = f"pip install pyspark=={found} pyspark-client=={found}"
+        yield Finding("pyspark", CheckState.WRONG, problem, fix)
 
 
 def check_jars() -> Iterator[Finding]:
@@ -133,7 +127,8 @@ def check_task_python() -> Iterator[Finding]:
         return
     fix = f"install frazil {__version__} there, or unset PYSPARK_PYTHON"
     try:
-        ran = subprocess.run([named, "-c", _VERSIONS_SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+        script = "import sys, frazil, pyarrow; print(*sys.version_info[:2], frazil.__version__)"
+        ran = subprocess.run([named, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         yield Finding("tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which does not run: {error}", fix)
         return

@@ -64,11 +64,6 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
-    yield from _stopped_streams(streams)
-
-
-def _stopped_streams(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Report streams that cannot run until an operator acts."""
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     for path, spec in streams.items():
@@ -127,8 +122,6 @@ MIN_WRONG_MS = 60_000
 TIMEOUT_S = 5.0
 _DATE_PRECISION_MS = 1_000
 """An HTTP server's `Date` header has whole seconds."""
-_CLOCK_FIX = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
-_NO_TIME_FIX = "make the server respond, then run `frazil doctor` again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +148,9 @@ def evaluate_clock(server: str, answer: ServerTime) -> Finding:
         return Finding("clock", CheckState.OK, f"{server} has the same time")
     state = CheckState.WRONG if late_ms >= MIN_WRONG_MS else CheckState.WARNING
     direction = "ahead of" if answer.difference_ms > 0 else "behind"
-    return Finding(
-        "clock", state, f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's", _CLOCK_FIX
-    )
+    problem = f"the clock of {server} is {format_elapsed(late_ms)} {direction} this machine's"
+    fix = "synchronize the clocks of both machines with NTP (chrony, systemd-timesyncd)"
+    return Finding("clock", state, problem, fix)
 
 
 def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
@@ -174,7 +167,8 @@ def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[]
             answer = ask()
         except Exception as error:  # whatever the driver raises
             why = str(error) if isinstance(error, _TimeMissing) else type(error).__name__
-            yield Finding("clock", CheckState.WARNING, f"the clock of {server} was not compared: {why}", _NO_TIME_FIX)
+            fix = "make the server respond, then run `frazil doctor` again"
+            yield Finding("clock", CheckState.WARNING, f"the clock of {server} was not compared: {why}", fix)
         else:
             yield evaluate_clock(server, answer)
     if not servers:

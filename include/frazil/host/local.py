@@ -76,7 +76,9 @@ class LocalLauncher(Launcher):
         state = _process_state(launch)
         # Read after the state, because the parent records the exit before it ends.
         exits = read_exits(self.folder)
-        if _is_unrecorded(launch, state) and not any(e.launch_id == launch.id for e in exits):
+        may_end_unseen = launch.kind is LaunchKind.SUPERVISED or launch.writer is not None
+        is_unrecorded = state is ProcessState.ENDED and may_end_unseen
+        if is_unrecorded and not any(e.launch_id == launch.id for e in exits):
             record_unseen_exit(self.folder, launch)
             exits = read_exits(self.folder)
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
@@ -127,11 +129,6 @@ def _process_state(launch: Launch) -> ProcessState:
     return running.get(launch.kind, ProcessState.RUNNING)
 
 
-def _is_unrecorded(launch: Launch, state: ProcessState) -> bool:
-    """Whether the writer has ended and may have no record of its end."""
-    return state is ProcessState.ENDED and (launch.kind is LaunchKind.SUPERVISED or launch.writer is not None)
-
-
 STARTED = b"started"
 """What the detached process sends to the caller when the writer runs."""
 CANNOT_START_CODE = 127
@@ -142,7 +139,14 @@ GROUP_END_TIMEOUT_S = 5.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take the lock and start the writer in a detached process. Return the exit code for the caller."""
-    options = _argument_parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--launch-id", required=True)
+    parser.add_argument("--fingerprint", required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--stream", action="append", default=[], dest="streams")
+    parser.add_argument("command", nargs="+")
+    options = parser.parse_args(arguments)
     lock = WriterLock(options.folder)
     try:
         lock_fd = lock.acquire()
@@ -159,17 +163,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(report.decode() or "the parent process ended before the writer started", file=sys.stderr)
     return 1
-
-
-def _argument_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run one writer, hold its lock, and record its exit.")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--launch-id", required=True)
-    parser.add_argument("--fingerprint", required=True)
-    parser.add_argument("--generation", type=int, required=True)
-    parser.add_argument("--stream", action="append", default=[], dest="streams")
-    parser.add_argument("command", nargs="+")
-    return parser
 
 
 def _run_detached(options: argparse.Namespace, lock: WriterLock, *, lock_fd: int, write_end: int) -> int:

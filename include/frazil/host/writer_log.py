@@ -28,8 +28,6 @@ _LEVEL_PATTERN = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
 """Matches the beginning of a log line of frazil or Spark: date, time and level."""
 _STACK_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
 """Matches a line of a Java stack trace, which is useless without its beginning."""
-_IGNORED_WARNING = re.compile(r"Unable to load native-hadoop library")
-"""Matches warnings that every Spark session logs."""
 _OMITTED = "... "
 """The beginning of a line that says how much was omitted."""
 _COPY_BLOCK_BYTES = 1024**2
@@ -156,7 +154,7 @@ def _last_lines_of_level(folder: Path, *, min_level: int) -> list[str]:
     is_shortened = bool(lines) and lines[0].startswith(_OMITTED)
     first = logging.CRITICAL if is_shortened else logging.INFO
     found = parse_levels(lines[is_shortened:], level=first)
-    lines = [line for level, line in found if level >= min_level and not _IGNORED_WARNING.search(line)]
+    lines = [line for level, line in found if level >= min_level and "Unable to load native-hadoop library" not in line]
     return [line for line in lines if not (min_level and _STACK_FRAME.match(line))]
 
 

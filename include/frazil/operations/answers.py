@@ -21,7 +21,6 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-THREADS_PER_GROUP = 4
 UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
@@ -89,7 +88,7 @@ class AnswerCache:
     def __init__(
         self,
         *,
-        threads: int = THREADS_PER_GROUP,
+        threads: int = 4,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

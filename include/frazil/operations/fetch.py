@@ -10,7 +10,6 @@ from datetime import timedelta
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
@@ -89,15 +88,11 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - past_ms)
-    dead_letters = _load_dead_letter_metadata(table, spec)
-    return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
-
-
-def _load_dead_letter_metadata(table: Table, spec: StreamSpec) -> TableMetadata | None:
     try:
-        return table.catalog.load_table(spec.dead_letter_table).metadata
+        dead_letters = table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
-        return None
+        dead_letters = None
+    return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
 def fetch_action_state(spec: StreamSpec) -> ActionState:

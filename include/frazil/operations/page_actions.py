@@ -170,10 +170,8 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
 def _describe_dag_change(was: str, now: str) -> str:
     if was == "None":
         return "its DAG was added to Airflow"
-    return {
-        "True": "its DAG was paused in Airflow",
-        "False": "its DAG is no longer paused in Airflow",
-    }.get(now, "its DAG was removed from Airflow")
+    said = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
+    return said.get(now, "its DAG was removed from Airflow")
 
 
 def _describe_backfill_change(was: str, now: str) -> str:

@@ -10,8 +10,6 @@ from statistics import fmean
 
 from frazil.history.points import TEN_MINUTES_MS, Point
 
-MIN_TREND_POINTS = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -88,7 +86,7 @@ def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> T
     """Return the trend of the last ten minutes; None without enough recorded points."""
     lately = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
     rates = [one for one in add_arrivals(compute_rates(lately), lately) if one.arrived_per_s is not None]
-    if len(rates) < MIN_TREND_POINTS:
+    if len(rates) < 3:
         return None
     arrived, written = (
         fmean(values) for values in zip(*((r.arrived_per_s or 0, r.records_per_s) for r in rates), strict=True)

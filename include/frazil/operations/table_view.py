@@ -26,8 +26,6 @@ MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
 """Maximum length of the text about lost records in an event."""
-STREAM_PROPERTIES = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
-"""Properties of a snapshot's summary that name its stream."""
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on the dead-letter table, each with its effect on dead letters."""
 KIND_LABELS = {
@@ -217,7 +215,8 @@ def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
     said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
-    stream = next((summary[name] for name in STREAM_PROPERTIES if summary.get(name)), None)
+    names = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
+    stream = next((summary[name] for name in names if summary.get(name)), None)
     return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, said)
 
 

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KEY_FORMATS = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}
 
 
 class Grain(StrEnum):
@@ -21,7 +20,7 @@ class Grain(StrEnum):
 
     @property
     def key_format(self) -> str:
-        return _KEY_FORMATS[self]
+        return "%Y-%m-%dT%H" if self is Grain.HOUR else "%Y-%m-%d"
 
     def floor(self, us: int) -> int:
         """Return the start of the window that contains this time, which may be before 1970."""

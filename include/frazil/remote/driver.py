@@ -41,7 +41,6 @@ PAUSE_CHECK_INTERVAL_S = 30.0
 MAX_LOG_BYTES = 64 * 1024
 """Maximum number of bytes of the log that a report includes."""
 CRASHED_CODE = 1
-JVM_ENDED_CODE = 137
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
@@ -225,6 +224,6 @@ def end_with_parent(parent: int, *, poll_interval_s: float = 1.0) -> None:
             time.sleep(poll_interval_s)
         with suppress(OSError):
             os.write(2, b"the driver's JVM is gone: the driver ends\n")
-        os._exit(JVM_ENDED_CODE)
+        os._exit(137)  # as if the JVM's end had killed it
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

@@ -95,24 +95,21 @@ def _ivy_command(descriptor: Path, *, to: Path, cache: Path, transitive: bool) -
     settings = os.environ.get("FRAZIL_IVY_SETTINGS") or str(Path(__file__).with_name("ivy-settings.xml"))
     if not Path(settings).is_file():
         raise EnvironmentUnusable(f"FRAZIL_IVY_SETTINGS is {settings}, which is not a file; correct or unset it.")
-    return [
-        str(require_java()),
-        f"-Divy.default.ivy.user.dir={cache}",
-        f"-Dfrazil.poms={str(transitive).lower()}",
-        *("-jar", str(_ivy_jar())),
-        *("-settings", settings, "-cache", str(cache), "-ivy", str(descriptor)),
-        *("-types", "jar", "bundle", "tar.gz"),
-        *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision](-[classifier]).[ext]"),
-    ]
-
-
-def _ivy_jar() -> Path:
+    java = require_java()
     require_pyspark()
     spec = find_spec("pyspark")
     jars = list(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:
         raise EnvironmentUnusable("PySpark is installed without its Ivy jar: reinstall it.")
-    return jars[0]
+    return [
+        str(java),
+        f"-Divy.default.ivy.user.dir={cache}",
+        f"-Dfrazil.poms={str(transitive).lower()}",
+        *("-jar", str(jars[0])),
+        *("-settings", settings, "-cache", str(cache), "-ivy", str(descriptor)),
+        *("-types", "jar", "bundle", "tar.gz"),
+        *("-retrieve", f"{to}/[organisation]/[module]/[revision]/[module]-[revision](-[classifier]).[ext]"),
+    ]
 
 
 def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> str:

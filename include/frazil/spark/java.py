@@ -21,7 +21,6 @@ _HOW_TO_INSTALL = (
     f"Install a JDK {REQUIRED_MAJOR} (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install "
     f"java-17-openjdk-headless; macOS: brew install openjdk@17) and put it on PATH, or set JAVA_HOME to it."
 )
-_VERSION_PATTERN = re.compile(r'version "(?:1\.)?(\d+)')
 
 
 def require_java(environment: Mapping[str, str] | None = None) -> Path:
@@ -77,7 +76,7 @@ def require_pyspark() -> None:
 
 def parse_major_version(output: str) -> int | None:
     """Return the major version in the output of `java -version`: 8 for `"1.8.0_402"`, None if it has none."""
-    match = _VERSION_PATTERN.search(output)
+    match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
 
 

@@ -120,7 +120,9 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
     site = root / "lib" / version / "site-packages"
     for name in _find_dependencies(requirements):
         for file in distribution(name).files or ():
-            if _is_kept(file.as_posix()):
+            path = file.as_posix()
+            is_included = any(fnmatch(path, pattern) for pattern in INCLUDED_ANYWAY)
+            if is_included or not any(fnmatch(path, pattern) for pattern in EXCLUDED_FILES):
                 source = Path(str(file.locate()))
                 if source.is_file():
                     (site / file).parent.mkdir(parents=True, exist_ok=True)
@@ -131,13 +133,6 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
         return set(FRAZIL_EXCLUDED) & set(names) if Path(folder) == source else set()
 
     shutil.copytree(source, site / "frazil", ignore=find_excluded)
-
-
-def _is_kept(file: str) -> bool:
-    def matches(patterns: Iterable[str]) -> bool:
-        return any(fnmatch(file, pattern) for pattern in patterns)
-
-    return matches(INCLUDED_ANYWAY) or not matches(EXCLUDED_FILES)
 
 
 def _find_dependencies(requirements: Iterable[str]) -> Iterator[str]:

@@ -18,8 +18,6 @@ from frazil.spec.yaml_file import read_mapping
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
-MONTH = timedelta(days=30)
-
 
 class Prices(Model):
     """Prices in one currency. The defaults are list prices of AWS in us-east-1, in US dollars."""
@@ -77,7 +75,7 @@ class CostReport:
 
     def storage_price(self, prices: Prices, period: timedelta) -> float:
         """Return the price of storing the table at its current size for the period."""
-        return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / MONTH)
+        return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / timedelta(days=30))
 
 
 def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:

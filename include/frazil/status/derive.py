@@ -335,21 +335,17 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
 
 def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
     if known.writer.pid is not None:
-        return _state_of_running_writer(known)
+        if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
+            return State.PAUSING, "its writer stops after the current batch"
+        if known.state is State.STOPPING:
+            return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
+        return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
     age_ms = None if known.last_commit_at_ms is None else now_ms - known.last_commit_at_ms
     if known.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
         return State.ELSEWHERE, ""
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
         return State.NOT_BEGUN, "Unpause the DAG of its writer to begin"
     return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
-
-
-def _state_of_running_writer(known: StreamState) -> _StateAndSentence:
-    if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
-        return State.PAUSING, "its writer stops after the current batch"
-    if known.state is State.STOPPING:
-        return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
-    return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:

@@ -175,7 +175,13 @@ def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    return (*heartbeat.notices, _older_declaration_notice(observation.process))
+    how = (
+        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
+        if observation.process is ProcessState.FOREGROUND
+        else "its supervisor (Airflow) restarts it after the current batch"
+    )
+    older = f"the running writer was started with an older declaration than the file's current one; {how}"
+    return (*heartbeat.notices, older)
 
 
 def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
@@ -188,15 +194,6 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
     cause = " ".join((row[0].error or error_name(row[0].code or 0)).split())
     failed = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
     return (f"{failed}: {shorten_error(cause)}",)
-
-
-def _older_declaration_notice(process: ProcessState) -> str:
-    how = (
-        "no supervisor restarts a writer in the foreground: end it (Ctrl-C) and run it again to apply the new one"
-        if process is ProcessState.FOREGROUND
-        else "its supervisor (Airflow) restarts it after the current batch"
-    )
-    return f"the running writer was started with an older declaration than the file's current one; {how}"
 
 
 def _fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:

@@ -99,7 +99,10 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, pol
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
-        return _decide_hosted(observed, launch, status, now_ms=now_ms, policy=policy)
+        declared, runs = observed.declared, f"the application {launch.application} runs the writer"
+        if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+            return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
+        return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
     if (stop := observed.stop_request) is not None:
         return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
     return (
@@ -107,15 +110,6 @@ def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, pol
         or decide_hung(observed, launch, now_ms=now_ms, policy=policy)
         or Decision(WriterAction.KEEP, Cause.ADVANCING, status)
     )
-
-
-def _decide_hosted(
-    observed: DecisionInput, launch: Launch, status: str, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision:
-    declared, runs = observed.declared, f"the application {launch.application} runs the writer"
-    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
-        return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
-    return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
 
 
 def _stop_or_restart(
@@ -229,7 +223,8 @@ def _retry_external_cause(
             f"{format_elapsed(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )
         return Decision(WriterAction.START, Cause.RETURNED, reason)
-    if exit_.code == AccessDenied.exit_code and _has_committed_before(observed, exit_):
+    same = _has_same_declaration(exit_)
+    if exit_.code == AccessDenied.exit_code and any(e.committed and same(e) for e in observed.exits):
         return _retry_denied(observed, exit_, now_ms=now_ms, policy=policy)
     return None
 
@@ -259,12 +254,6 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, po
             WriterAction.HOLD, Cause.DENIED, f"{reason}; it restarts {format_elapsed(wait_ms)} after its end", due_ms
         )
     return Decision(WriterAction.START, Cause.DENIED, reason)
-
-
-def _has_committed_before(observed: DecisionInput, exit_: ExitRecord) -> bool:
-    """Whether an earlier launch with the same declaration committed."""
-    same = _has_same_declaration(exit_)
-    return any(e.committed and same(e) for e in observed.exits)
 
 
 def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 STREAM = ("stream", "table")
-PARTITION_LABELS = (*STREAM, "topic", "partition")
 _UNITS = {"s": "seconds", "By": "bytes"}
 BUCKET_BOUNDS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -110,7 +109,7 @@ PARTITION_LAG = Metric(
     MetricType.GAUGE,
     "{record}",
     "Records of a topic-partition that are not committed.",
-    PARTITION_LABELS,
+    (*STREAM, "topic", "partition"),
     by_partition=True,
 )
 

@@ -17,7 +17,6 @@ log = logging.getLogger(__name__)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PATH = "/metrics"
-REQUEST_TIMEOUT_S = 10.0
 
 
 def format_exposition(meters: MetricValues) -> str:
@@ -93,7 +92,7 @@ class _Server(ThreadingTCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
+    timeout = 10.0
     server: _Server
 
     def do_GET(self) -> None:

@@ -96,7 +96,6 @@ class Telemetry:
 
 EXPORTERS_VARIABLE = "FRAZIL_METRICS"
 LISTEN_VARIABLE = "FRAZIL_METRICS_LISTEN"
-PARTITIONS_VARIABLE = "FRAZIL_METRICS_PARTITIONS"
 
 DEFAULT_LISTEN = "127.0.0.1:9464-9563"
 """OpenTelemetry's port for Prometheus, and the next 99: each writer on a host uses the first free port."""
@@ -134,7 +133,7 @@ class MetricsSettings:
             otlp="otlp" in names,
             host=host,
             ports=ports,
-            partitions=environment.get(PARTITIONS_VARIABLE, "").lower() in {"1", "true", "yes", "on"},
+            partitions=environment.get("FRAZIL_METRICS_PARTITIONS", "").lower() in {"1", "true", "yes", "on"},
             problems=tuple(problems),
         )
 

@@ -30,7 +30,6 @@ MAX_ACTIVE_RUNS = 6
 """More than one, so that an audit does not wait for retries of the previous one."""
 RETRIES = 3
 RETRY_DELAY = timedelta(minutes=5)
-AUDIT_TYPES = {"stream": str, "from": str, "to": str, "findings": int, "sentences": list}
 AUDITS = AssetAlias("frazil.audit", group=GROUP)
 """An alias for all audit assets, because a task knows the streams of its events only at run time."""
 
@@ -139,7 +138,7 @@ def _audit_arguments() -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> None:
     """Fail if the audit has findings."""
-    found = check_xcom(found, "confirm", AUDIT_TYPES)
+    found = check_xcom(found, "confirm", {"stream": str, "from": str, "to": str, "findings": int, "sentences": list})
     if found["findings"]:
         raise AirflowFailException(
             f"{found['stream']}, committed from {found['from']} to {found['to']}: {found['findings']} findings. "

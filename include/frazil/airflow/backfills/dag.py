@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 DAG_ID = "frazil_backfill"
 RETRIES = 2
 RETRY_DELAY = timedelta(minutes=1)
-RUN_PARAMS = frozenset({"dry-run", "cores", "driver-memory"})
 
 
 def backfill_dag(
@@ -168,7 +167,7 @@ def plan(streams: str) -> dict[str, Any] | None:
 
     context = get_current_context()
     params = dict(context["params"])
-    request = {key: value for key, value in params.items() if key not in RUN_PARAMS}
+    request = {key: value for key, value in params.items() if key not in {"dry-run", "cores", "driver-memory"}}
     with _open_backfill(streams, {**request, "run": run_name(context)}) as backfill:
         backfill.check_run_not_abandoned()
         last = backfill.last()

@@ -69,7 +69,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     folder = str(Path(streams).absolute())
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
     suites = str(Path(expectations).absolute()) if expectations else None
-    names = _aggregation_names(Path(aggregations)) if aggregations else []
+    found = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms()) if aggregations else ()
+    names = [one.spec.name for one in found if one.spec and not one.removed]
     with DAG(
         DAG_ID,
         description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",
@@ -85,11 +86,6 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
         task(on_success_callback=resolved_notifiers(on_resolved, _resolved_message))(resolved)(measured)
     return dag
-
-
-def _aggregation_names(folder: Path) -> list[str]:
-    found = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    return [one.spec.name for one in found if one.spec and not one.removed]
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:

@@ -144,7 +144,9 @@ def subjects_of(
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            found[f"aggregation {file.path.stem}"] = _aggregation_subject(file, alerts, kept.first_days, now_ms)
+            read = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
+            dags = (reconcile_dag_id(file.path.stem),)
+            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags)
     return found
 
 
@@ -213,15 +215,6 @@ def _route_reader(
         return seen
 
     return read
-
-
-def _aggregation_subject(
-    file: DeclaredFile[AggregationSpec], alerts: Alerts, first_days: FirstDays, now_ms: int
-) -> WatchedSubject:
-    def read() -> Iterable[Reading]:
-        return _aggregation_readings(file, first_days, now_ms) if alerts.enabled else ()
-
-    return WatchedSubject(alerts, read, (reconcile_dag_id(file.path.stem),))
 
 
 def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:

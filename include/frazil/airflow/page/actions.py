@@ -61,8 +61,6 @@ from frazil.spec.model import StreamSpec
 from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 
-ACTION_TIMEOUT_S = 20.0
-"""Seconds after which the page reports a timeout; the action continues."""
 T = TypeVar("T")
 
 
@@ -308,7 +306,7 @@ def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def run_with_timeout(work: Callable[[], T], *, seconds: float = ACTION_TIMEOUT_S) -> T:
+def run_with_timeout(work: Callable[[], T], *, seconds: float = 20.0) -> T:
     """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
     done: list[T] = []
     failed: list[BaseException] = []

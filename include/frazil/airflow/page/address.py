@@ -5,12 +5,7 @@ from __future__ import annotations
 from airflow.configuration import conf
 
 PREFIX = "/frazil/ops"
-VIEW = {
-    "name": "Streams",
-    "href": f"{PREFIX}/index.html",
-    "destination": "nav",
-    "url_route": "frazil-streams",
-}
+VIEW = {"name": "Streams", "href": f"{PREFIX}/index.html", "destination": "nav", "url_route": "frazil-streams"}
 
 
 def base_url() -> str:

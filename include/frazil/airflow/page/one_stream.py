@@ -57,7 +57,6 @@ T = TypeVar("T")
 
 TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
-ROUTED_CACHE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class PendingReads:
             writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.route else None,
+            routed=ask(group, ("routed", *key), tables, keep_s=15.0) if spec.route else None,
         )
 
 

@@ -17,10 +17,7 @@ from frazil.airflow.page.airflow_database import Measurement, read_last_measurem
 from frazil.home import home
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, AnswerCache, PendingAnswer
-from frazil.operations.fetch import (
-    fetch_stream,
-    fetch_windows,
-)
+from frazil.operations.fetch import fetch_stream, fetch_windows
 from frazil.operations.overview import (
     ActiveAlert,
     OpenProblem,

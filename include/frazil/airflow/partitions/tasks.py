@@ -108,7 +108,13 @@ def signal_complete_windows(
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
-        log.log(logging.INFO if one.sent else logging.ERROR, "%s", _describe(one))
+        what = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
+        log.log(
+            logging.INFO if one.sent else logging.ERROR,
+            "%s %s %s: revision %d, %d rows, %d of them late, up to %d dead letters, snapshot %d%s",
+            *(one.table, one.partition, what, one.revision, one.rows, one.late_rows, one.dead_letters),
+            *(one.snapshot_id, f"; {one.note}" if one.note else ""),
+        )
     for waiting in seen[:MAX_EVENTS]:
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)
     signals = TableSignals.load(catalog, table)
@@ -171,14 +177,6 @@ def _tasks_with_work(signals: TableSignals, context: Context) -> list[str]:
     )
     unpublished = any(not s.sent for s in signals.after(published_to))
     return [*missing, *(["held"] if unpublished else [])]
-
-
-def _describe(s: Signal) -> str:
-    what = "is held by its quality gate" if not s.sent else "is complete" if s.revision == 1 else "was reopened"
-    return (
-        f"{s.table} {s.partition} {what}: revision {s.revision}, {s.rows} rows, {s.late_rows} of them late, up to "
-        f"{s.dead_letters} dead letters, snapshot {s.snapshot_id}" + (f"; {s.note}" if s.note else "")
-    )
 
 
 def find_gate(expectations: Path | None, table: str, store: AssetStore) -> RunGates | None:

@@ -14,8 +14,6 @@ from frazil.spark_apps import WRITE_STREAM
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-DEFAULT_POLL_SECONDS = 2.0
-
 
 class WriterOperator(BaseOperator):
     """Keeps the writer of one declared stream running for as long as the task is deferred.
@@ -50,7 +48,7 @@ class WriterOperator(BaseOperator):
         stream: str,
         streams: str | Path,
         application: str | Path = WRITE_STREAM,
-        poll_seconds: float = DEFAULT_POLL_SECONDS,
+        poll_seconds: float = 2.0,
         shared: bool = False,
         **kwargs: Any,
     ) -> None:

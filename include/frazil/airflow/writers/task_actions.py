@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 CHANGED_BY = "Airflow"
 """The author of changes of the desired state that users make in Airflow."""
 
-_ENDED_STATES = frozenset(
-    {
-        TaskInstanceState.FAILED,
-        TaskInstanceState.SUCCESS,
-        TaskInstanceState.SKIPPED,
-        TaskInstanceState.UPSTREAM_FAILED,
-        TaskInstanceState.REMOVED,
-    }
-)
-
 
 class TaskAction(StrEnum):
     """What a user did to a task, or why else Airflow killed its trigger."""
@@ -58,7 +48,7 @@ class DeferredTask:
 def find_task_action(task: DeferredTask) -> TaskAction:
     if not task.exists_now:
         return TaskAction.DELETED
-    if task.state_now in _ENDED_STATES:
+    if task.state_now in {"failed", "success", "skipped", "upstream_failed", "removed"}:
         return TaskAction.MARKED
     if task.state_now != TaskInstanceState.DEFERRED:
         return TaskAction.CLEARED

@@ -33,10 +33,8 @@ LOG_INTERVAL_S = 3_600.0
 """Seconds between two log lines of an unchanged state: long, because Airflow never rotates a deferred task's log."""
 REMOVAL_DELAY_S = 60.0
 """Seconds before the task of a removed stream ends: its DAG may still have a schedule, or its file may return."""
-CONNECTION_TIMEOUT_S = 30.0
 CLAIM_TIMEOUT_S = 3.0
 """Seconds within which the next try of a cleared task writes its claim, if its trigger runs on this host."""
-FETCH_TIMEOUT_S = 20.0
 KILL_TIMEOUT_S = 28.0
 """Less than the 30 s that Airflow allows a trigger for a kill."""
 
@@ -72,7 +70,7 @@ class UserActionTrigger(BaseTrigger):
     async def _task_action(self) -> TaskAction:
         """Return the user's action on the task; UNKNOWN if Airflow does not respond in time."""
         try:
-            action = find_task_action(await asyncio.wait_for(self._fetch_task(), FETCH_TIMEOUT_S))
+            action = find_task_action(await asyncio.wait_for(self._fetch_task(), 20.0))
         except Exception:
             self.log.warning("Cannot read the task's state from Airflow.", exc_info=True)
             return TaskAction.UNKNOWN
@@ -233,7 +231,7 @@ class WriterTrigger(UserActionTrigger):
         from frazil.supervise.supervisor import Supervisor  # loads PyIceberg
 
         def connections(ids: frozenset[str]) -> Mapping[str, str]:
-            return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(CONNECTION_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(_read_connections(ids), loop).result(30.0)
 
         kind = ApplicationProgram if self.shared else WriterProgram
         program = kind(self.stream, Path(self.streams), Path(self.application), self.parent)
@@ -280,14 +278,11 @@ async def _read_connections(ids: frozenset[str]) -> dict[str, str]:
     found = {}
     for name in sorted(ids):
         try:
-            found[name] = _connection_json(await Connection.async_get(name))
+            connection = await Connection.async_get(name)
         except AirflowNotFoundException:
             problem = f"the spec refers to the Airflow connection {name!r}, which does not exist; add it"
             raise SpecError(problem) from None
+        fields = ("conn_type", "host", "login", "password", "schema", "port")
+        known = {field: getattr(connection, field) for field in fields}
+        found[name] = json.dumps({**known, "extra": connection.extra_dejson})
     return found
-
-
-def _connection_json(connection: Connection) -> str:
-    fields = ("conn_type", "host", "login", "password", "schema", "port")
-    known = {field: getattr(connection, field) for field in fields}
-    return json.dumps({**known, "extra": connection.extra_dejson})
