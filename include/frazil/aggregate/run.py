@@ -124,26 +124,23 @@ def run_aggregation(
     """
     log_to_stderr()
     try:
-        _aggregate(find_aggregation(folder, name), parse_day(day), snapshot_id=snapshot_id, revisions=revisions)
+        spec, of_day = find_aggregation(folder, name), parse_day(day)
+        catalog = open_existing_catalog(spec.catalog)
+        if snapshot_id is None:
+            given = choose_input(catalog, spec, of_day, load_day_signals(catalog, spec, of_day))
+        else:
+            given = reuse_input(catalog, spec, of_day, snapshot_id=snapshot_id, revisions=revisions)
+        run = DayRun(catalog, spec, of_day, given)
+        with openlineage_jobs() as jobs, run.report(jobs):
+            spark = start_session(f"frazil {spec.name} {of_day}", spec.catalog)
+            try:
+                log.info(aggregate_day(spark, run).sentence)
+            finally:
+                spark.stop()
     except FrazilError as error:
         log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     return 0
-
-
-def _aggregate(spec: AggregationSpec, day: date, *, snapshot_id: int | None, revisions: str) -> None:
-    catalog = open_existing_catalog(spec.catalog)
-    if snapshot_id is None:
-        given = choose_input(catalog, spec, day, load_day_signals(catalog, spec, day))
-    else:
-        given = reuse_input(catalog, spec, day, snapshot_id=snapshot_id, revisions=revisions)
-    run = DayRun(catalog, spec, day, given)
-    with openlineage_jobs() as jobs, run.report(jobs):
-        spark = start_session(f"frazil {spec.name} {day}", spec.catalog)
-        try:
-            log.info(aggregate_day(spark, run).sentence)
-        finally:
-            spark.stop()
 
 
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:

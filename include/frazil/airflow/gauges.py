@@ -39,28 +39,25 @@ def export_health(found: Mapping[str, TableHealth | str | None], active: Iterabl
     for name, count in counts.items():
         _export("frazil.table.alerts", count, table=name)
     for name, health in found.items():
-        if isinstance(health, TableHealth):
-            _export_table(name, health)
+        if not isinstance(health, TableHealth):
+            continue
+        for gauge in (
+            *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
+            *("metadata_bytes", "snapshots"),
+        ):
+            _export(f"frazil.table.{gauge}", getattr(health, gauge), table=name)
+        for stream in health.streams:
+            tags = {"table": name, "stream": stream.name}
+            if stream.lag is not None:
+                _export("frazil.stream.lag", stream.lag, **tags)
+            if stream.last_commit_at_ms is not None:
+                _export("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
 
 
 def export_windows(table: str, cursor: Cursor | None) -> None:
     if cursor is not None:
         _export("frazil.windows.complete_through_timestamp_seconds", cursor.through_us / 1_000_000, table=table)
         _export("frazil.windows.held", len(cursor.held), table=table)
-
-
-def _export_table(table: str, health: TableHealth) -> None:
-    for name in (
-        *("data_files", "data_bytes", "delete_files", "rows", "manifests", "manifest_list_bytes_per_file"),
-        *("metadata_bytes", "snapshots"),
-    ):
-        _export(f"frazil.table.{name}", getattr(health, name), table=table)
-    for stream in health.streams:
-        tags = {"table": table, "stream": stream.name}
-        if stream.lag is not None:
-            _export("frazil.stream.lag", stream.lag, **tags)
-        if stream.last_commit_at_ms is not None:
-            _export("frazil.stream.last_commit_timestamp_seconds", stream.last_commit_at_ms / 1000, **tags)
 
 
 def _export(name: str, value: float, **tags: str) -> None:

@@ -31,8 +31,7 @@ class TaskLink(BaseOperatorLink):
         from frazil.airflow.partitions.wait import CompletionOperator
         from frazil.airflow.spark import SubmitOperator
         from frazil.airflow.task import FrazilShortCircuit, FrazilTask
-        from frazil.airflow.writers.hosted_operator import HostedStreamOperator
-        from frazil.airflow.writers.operator import WriterOperator
+        from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 
         return [
             CompletionOperator,

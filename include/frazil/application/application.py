@@ -167,21 +167,18 @@ class WriterApplication:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
                 raise SpecError(f"stream {name} no longer belongs to the application {self.name}")
-            return self._create_writer(found.spec, until_caught_up=until_caught_up)
+            sinks = (record_commit, *self.sinks)
+            engine = self.engine.view()
+            return Writer(found.spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
+
+        def record_commit(event: Event) -> None:
+            if isinstance(event.what, BatchCommitted):
+                self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
         one = HostedState(launcher, Supervisor(HostedProgram(name, self._streams), launcher=launcher))
         self.hosted[name] = one
         return one
-
-    def _create_writer(self, spec: StreamSpec, *, until_caught_up: bool) -> Writer:
-        def record_commit(event: Event) -> None:
-            if isinstance(event.what, BatchCommitted):
-                self.hosted[spec.name].last_commit_at_ms = event.at_ms
-
-        engine = self.engine.view()
-        sinks = (record_commit, *self.sinks)
-        return Writer(spec, engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
     def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
         """Take the stream's due action. Returns None while another process runs the stream."""

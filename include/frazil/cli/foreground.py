@@ -70,9 +70,11 @@ class WriterPipe(logging.Handler):
             self._omitted += 1
 
     def _try_write(self, kind: str, line: str) -> bool:
-        """Write a line. Return False if the pipe is full."""
+        """Write a line, shortened to fit into one atomic write. Return False if the pipe is full."""
+        while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
+            line = f"{line[: len(line) * 3 // 4]}..."
         try:
-            os.write(self._fd, _encode_line(kind, line))
+            os.write(self._fd, frame)
         except BlockingIOError:
             return False
         except OSError:  # nothing reads any longer, and the writer continues to its end
@@ -83,13 +85,6 @@ class WriterPipe(logging.Handler):
 def omitted_text(count: int) -> str:
     """Return the line that replaces `count` lines that the terminal did not accept in time."""
     return f"... {format_count(count, 'line')} not shown, because the terminal was blocked; the log has them"
-
-
-def _encode_line(kind: str, line: str) -> bytes:
-    """Return a line as bytes, shortened to fit into one atomic write."""
-    while len(frame := f"{json.dumps([kind, line])}\n".encode()) > select.PIPE_BUF:
-        line = f"{line[: len(line) * 3 // 4]}..."
-    return frame
 
 
 class Terminal:

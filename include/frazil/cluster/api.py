@@ -34,7 +34,10 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     except requests.Timeout as error:
         raise ApiUnavailable(f"{api} did not respond in time") from error
     except (requests.RequestException, OSError) as error:
-        kind = ApiUnreachable if _has_not_connected(error) else ApiUnavailable
+        wrapped = error.args[0] if error.args else None
+        # The connection was refused, or the host name is unknown.
+        not_connected = isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
+        kind = ApiUnreachable if not_connected else ApiUnavailable
         raise kind(f"{api} cannot be reached: {_innermost_error_text(error)}") from error
     if response.status_code >= 500 or response.status_code == 429:
         raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
@@ -53,12 +56,6 @@ def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any
             f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
         )
     return value
-
-
-def _has_not_connected(error: BaseException) -> bool:
-    """Whether no connection was established: it was refused, or the host name is unknown."""
-    wrapped = error.args[0] if error.args else None
-    return isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
 
 
 def _innermost_error_text(error: BaseException) -> str:

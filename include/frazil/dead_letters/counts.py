@@ -118,7 +118,7 @@ def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[
             value=text(row["value"], place("value")),
             headers=headers,
             replays=row["replays"] or 0,
-            discarded=moment and f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}",
+            discarded=f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}" if moment else None,
         )
 
 

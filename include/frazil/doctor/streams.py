@@ -86,7 +86,7 @@ def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]
         uri = config.properties.get("uri", "")
         addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
         if uri.startswith("postgresql"):
-            databases[config.name] = _database_clock(uri)
+            databases[config.name] = partial(_read_database_ms, uri)
     return compare_clocks(addresses | _registry_addresses(streams), databases)
 
 
@@ -102,19 +102,16 @@ def _registry_addresses(streams: Mapping[Path, StreamSpec]) -> set[str]:
     return found
 
 
-def _database_clock(uri: str) -> Callable[[], int]:
-    def ask() -> int:
-        from sqlalchemy import create_engine, text  # only where a catalog is a database
+def _read_database_ms(uri: str) -> int:
+    from sqlalchemy import create_engine, text  # only where a catalog is a database
 
-        engine = create_engine(uri, connect_args={"connect_timeout": 5})
-        try:
-            with engine.connect() as connection:
-                seconds = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
-        finally:
-            engine.dispose()
-        return int(float(seconds) * 1000)
-
-    return ask
+    engine = create_engine(uri, connect_args={"connect_timeout": 5})
+    try:
+        with engine.connect() as connection:
+            seconds = connection.execute(text("select extract(epoch from clock_timestamp())")).scalar_one()
+    finally:
+        engine.dispose()
+    return int(float(seconds) * 1000)
 
 
 MIN_WARNING_MS = 5_000

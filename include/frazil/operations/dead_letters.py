@@ -114,9 +114,8 @@ def count_rejected(
             reasons[name] = reasons.get(name, Reason(0)) + summary
             there[name] += summary.count
             of_first[name] += summary.count if at_ms < (last + span) * HOUR_MS + USUAL_COMMIT_DELAY_MS else 0
-        for name, change in _sum_counted_changes(
-            range(first, last + 1), of_first, sum_by_span(changes.by, span)
-        ).items():
+        counted = _sum_counted_changes(range(first, last + 1), of_first, sum_by_span(changes.by, span))
+        for name, change in counted.items():
             there[name] = max(there[name] + change, 0)
             if change > 0:
                 reasons.setdefault(name, Reason(0))

@@ -154,6 +154,9 @@ class Agent:
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)
+        # The cluster's name of the driver, if its submission returned none.
+        is_unnamed = self._order is not None and self._order.submission is None
+        found = self._cluster.find(self._inputs.driver(self._order.id)) if self._order and is_unnamed else None
         return DriverObservation(
             wanted=self._wanted_driver(),
             master=self._inputs.resources.master,
@@ -162,7 +165,7 @@ class Agent:
             report_age_s=now_s - self._reported_at_s,
             ordered_since_s=now_s - self._ordered_at_s,
             status=self._status,
-            found=self._find_submission(self._order),
+            found=found,
             followed=self._followed,
             stop=self._signals.stop,
             force=self._signals.force,
@@ -205,12 +208,6 @@ class Agent:
         self._polled_at_s = now_s
         self._status = self._cluster.open(order.submission).status()
         self._mirror.show_status(order.submission, self._status)
-
-    def _find_submission(self, order: Order | None) -> str | None:
-        """Return the cluster's name of the ordered driver if its submission returned none."""
-        if order is None or order.submission is not None:
-            return None
-        return self._cluster.find(self._inputs.driver(order.id))
 
     def _carry_out(self, step: AgentStep) -> None:
         if step.action is not AgentAction.WAIT:

@@ -85,11 +85,16 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)
-    resolved = resolve_properties(_submitted_properties(spec.resources), os.environ)
+    manager, properties = spec.resources.manager, dict(spec.resources.spark)
+    if manager is ClusterManager.KUBERNETES:
+        properties = {key: value for key, value in properties.items() if key.startswith(PROPERTIES)}
+    resolved = resolve_properties(properties, os.environ)
+    # On a standalone cluster, the driver resolves the references.
+    spark = properties if manager is ClusterManager.STANDALONE else dict(resolved)
     return DriverInputs(
         spec=spec,
         declared=inline_schema_file(read_stream(find_file(streams, spec.name)), streams),
-        resources=_submitted_resources(spec, resolved),
+        resources=spec.resources.model_copy(update={"spark": spark}),
         folder=DriverFolder.open(table, spec.name),
         restart_generation=DesiredStore(spec.name, table).read().restart_generation,
         program=program,
@@ -111,19 +116,6 @@ def inline_schema_file(declared: Mapping[str, Any], folder: Path) -> dict[str, A
         raise SpecError(f"cannot read {path}, the schema file of the records: {error.strerror}") from error
     inline = {key: value for key, value in form.items() if key != "schema-file"} | {"schema-text": text}
     return {**declared, "source": {**source, "format": inline}}
-
-
-def _submitted_properties(resources: Resources) -> dict[str, str]:
-    if resources.manager is not ClusterManager.KUBERNETES:
-        return dict(resources.spark)
-    return {key: value for key, value in resources.spark.items() if key.startswith(PROPERTIES)}
-
-
-def _submitted_resources(spec: StreamSpec, resolved: Mapping[str, str]) -> Resources:
-    """Return the resources with resolved references, except on a standalone cluster."""
-    if spec.resources.manager is ClusterManager.STANDALONE:
-        return spec.resources
-    return spec.resources.model_copy(update={"spark": dict(resolved)})
 
 
 def _driver_variables(

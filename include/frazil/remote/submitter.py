@@ -96,11 +96,14 @@ class StandaloneSubmitter:
     def submit(self, driver: ClusterDriver) -> str:
         import pyspark  # an extra
 
+        path = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
+        # Spark loads conf/spark-env.sh of the worker unless these say that it was loaded.
+        python = {"PYSPARK_PYTHON": path, "PYSPARK_DRIVER_PYTHON": path, "PYTHONUNBUFFERED": "1"}
         request = standalone.build_request(
             driver.program,
             driver.arguments,
             properties=_standalone_properties(driver),
-            environment=_standalone_environment(driver),
+            environment={**driver.environment, **python},
             spark_version=pyspark.__version__,
         )
         try:
@@ -129,13 +132,6 @@ def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
         **{key: value for key, value in resources.spark.items() if "${" not in value},
         "spark.master": resources.master,
     }
-
-
-def _standalone_environment(driver: ClusterDriver) -> dict[str, str]:
-    """Return the driver's environment, with the path of this host's Python, unless the declaration sets another."""
-    python = driver.resources.spark.get("spark.pyspark.driver.python", sys.executable)
-    # Spark loads conf/spark-env.sh of the worker unless this says that it was loaded.
-    return {**driver.environment, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "PYTHONUNBUFFERED": "1"}
 
 
 class YarnSubmitter:

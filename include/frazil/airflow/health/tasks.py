@@ -180,10 +180,9 @@ def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None
 
 def _describe_measurement(found: TableHealth) -> str:
     waits = [f"{s.name} {'unknown' if s.lag is None else f'{s.lag:,}'}" for s in found.streams]
+    files, metadata = format_rounded_bytes(found.average_file_bytes), format_rounded_bytes(found.metadata_bytes)
     return (
-        f"{found.data_files:,} data files of {format_rounded_bytes(found.average_file_bytes)} on average, "
-        f"{found.rows:,} "
-        f"rows, {found.manifests:,} manifests, {found.snapshots:,} snapshots, "
-        f"{format_rounded_bytes(found.metadata_bytes)} of "
-        f"metadata.json" + (f"; unread records: {', '.join(waits)}" if waits else "")
+        f"{found.data_files:,} data files of {files} on average, {found.rows:,} rows, {found.manifests:,} manifests, "
+        f"{found.snapshots:,} snapshots, {metadata} of metadata.json"
+        + (f"; unread records: {', '.join(waits)}" if waits else "")
     )

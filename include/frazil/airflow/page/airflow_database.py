@@ -50,17 +50,15 @@ def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
     """Return the active alerts in an XCom. Malformed entries are ignored."""
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
-        ActiveAlert(one["table"], one["rule"], one["since_ms"], one["sentence"], _runbook(one))
+        ActiveAlert(
+            *(one["table"], one["rule"], one["since_ms"], one["sentence"]),
+            one["runbook"] if isinstance(one.get("runbook"), str) else runbook_link(one["rule"]),
+        )
         for one in (active if isinstance(active, list) else ())
         if isinstance(one, Mapping)
         and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
         and isinstance(one.get("since_ms"), int)
     )
-
-
-def _runbook(alert: Mapping[str, Any]) -> str:
-    named = alert.get("runbook")
-    return named if isinstance(named, str) else runbook_link(alert["rule"])
 
 
 def parse_due_actions(value: Any) -> dict[str, list[str]] | None:

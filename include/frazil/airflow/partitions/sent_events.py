@@ -130,7 +130,6 @@ def _read_recorded_signals(asset: Asset, context: Context) -> SentSignals:
     if publishing and state in {TaskInstanceState.RUNNING, TaskInstanceState.QUEUED, TaskInstanceState.SCHEDULED}:
         raise AirflowException(
             f"it is unknown whether {task_id} of {run_id} sent {len(publishing)} windows to the asset {asset.name}: "
-            "the task "
-            "runs again, and Airflow cannot list the asset's events while a run that they started is queued"
+            "the task runs again, and Airflow cannot list the asset's events while a run that they started is queued"
         )
     return published

@@ -13,8 +13,7 @@ from airflow.sdk import DAG
 from frazil.airflow.dag_ids import STREAM_TASK_PREFIX, writer_dag_id
 from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
 from frazil.airflow.declared_streams import DeclaredStream, all_streams
-from frazil.airflow.writers.hosted_operator import HostedStreamOperator
-from frazil.airflow.writers.operator import WriterOperator
+from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 from frazil.spark_apps import WRITE_APPLICATION, WRITE_STREAM
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration

@@ -22,7 +22,6 @@ from frazil.errors import DesiredMoved
 from frazil.supervise.liveness import describe_progress
 
 if TYPE_CHECKING:
-    from frazil.host.launcher import Observation
     from frazil.host.records import ExitRecord, GivenUp
     from frazil.status.state import StreamState
     from frazil.supervise.desired import DesiredStore
@@ -151,7 +150,10 @@ class HostedStreamTrigger(UserActionTrigger):
         known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
             return HostedObservation(sentence, known=known, given_up=given_up)
-        progress = describe_state(known.state, observation.heartbeat, otherwise=_describe_progress(observation))
+        launch, progress = observation.launch, str(observation.process)
+        if launch is not None:
+            progress = describe_progress(observation.heartbeat, launch, now_ms=clock.now_ms())
+        progress = describe_state(known.state, observation.heartbeat, otherwise=progress)
         return HostedObservation(sentence, known=replace(known, sentence=progress), is_alive=True)
 
     def _describe_pause(self, observation: HostedObservation) -> str:
@@ -199,12 +201,6 @@ class HostedStreamTrigger(UserActionTrigger):
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired_store(spec)
-
-
-def _describe_progress(observation: Observation) -> str:
-    if observation.launch is None:
-        return str(observation.process)
-    return describe_progress(observation.heartbeat, observation.launch, now_ms=clock.now_ms())
 
 
 def _describe_end(last: ExitRecord) -> str:
