@@ -14,7 +14,6 @@ from frazil.spec.routed_stream import find_signal_name
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
 STREAM_TASK_PREFIX = "stream."
-"""Prefix of the task ids of streams in the DAG of a shared application."""
 ROUTE_PREFIX = "route of "
 """Prefix of the maintenance DAG's name for all tables of a stream's route."""
 

@@ -44,7 +44,6 @@ POLL_INTERVAL_S = 1.0
 MAX_CHECKS_PER_SECOND = 20
 """Streams per second. A check takes a millisecond or more, and two requests to an object store."""
 CHECK_INTERVAL_S = 2.0
-"""Minimum interval between two checks of a stream."""
 MAX_CHECK_THREADS = 2
 """Threads per catalog, so that an unresponsive one delays only the checks of its own streams."""
 KILL_TIMEOUT_S = 120.0

@@ -80,7 +80,6 @@ def cost(  # noqa: PLR0913 - a command's options
 
 
 def _sums(reports: Sequence[CostReport], by: str) -> dict[str, StreamCost]:
-    """Return the cost by stream, owner or day, in order of name."""
     sums: defaultdict[str, StreamCost] = defaultdict(StreamCost)
     for report in reports:
         for day, one in report.days.items():

@@ -30,7 +30,6 @@ from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]
 MAX_LOAD_ATTEMPTS = 3
-"""Maximum number of attempts to load the tables, meanwhile backfills or replays may be published."""
 _RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 
 
@@ -195,7 +194,6 @@ def _tag(name: str, found: Cut, tables: LoadedTables) -> None:
 
 
 def _untag(name: str, tables: LoadedTables) -> None:
-    """Remove the tag from all tables. Raises FrazilError if none has it."""
     removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRY_POLICY)]
     if not removed:
         raise FrazilError(f"no table has the tag {TAG_PREFIX}{name}; tables searched: {', '.join(tables)}")

@@ -44,7 +44,6 @@ def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[s
 
 
 def _selection_options(command: Callable[..., None]) -> Any:
-    """Add the options that select dead letters, and the common ones, to a command."""
     options = (
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
         click.option("--from", "begin", type=TimeParam(), help="Only dead letters rejected at this time or later."),
@@ -232,7 +231,6 @@ def _left_out_sentences(opened: OpenStream, selection: Selection) -> list[str]:
 def _nothing_sentence(
     stream: str, purpose: str, selection: Selection, *, left_out: bool = False, are_rows: bool = False
 ) -> str:
-    """Return why a discard or replay had nothing to do."""
     match = "" if selection == Selection() else " that match"
     if are_rows:
         why = f"the dead letters{match} are rows already"
@@ -244,7 +242,6 @@ def _nothing_sentence(
 
 
 def _preview_sentences(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
-    """Yield what a replay would do, and how dead letters would fail again."""
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:

@@ -63,7 +63,6 @@ class WriterPipe(logging.Handler):
         self._write("warn", f"warning: {record.getMessage()}")
 
     def _write(self, kind: str, line: str) -> None:
-        """Write a line, or count it as omitted if the pipe is full."""
         if self._omitted and self._try_write("say", omitted_text(self._omitted)):
             self._omitted = 0
         if self._omitted or not self._try_write(kind, line):
@@ -157,7 +156,6 @@ class Terminal:
         self._lines.put((stream, line))
 
     def _print(self, writer: int) -> None:
-        """Print queued lines until `close`, and update the live line meanwhile."""
         while True:
             try:
                 item = self._lines.get(timeout=0.5)

@@ -42,7 +42,6 @@ from frazil.table.tables import load_stream_table
 from frazil.timetext import format_elapsed, format_utc
 
 MAX_PARTITIONS = 20
-"""Maximum number of partitions shown; --json has all."""
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
 WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 
@@ -58,7 +57,6 @@ class TableReport:
     beyond: tuple[Reading, ...] = ()
     """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
     problem: str | None = None
-    """Why the table is missing or cannot be measured."""
     missing: bool = False
     """Whether the catalog has lost the table, although its stream once had it or rows wait for it."""
 
@@ -330,7 +328,6 @@ def _recent_files_text(recent: RecentFiles | None) -> str:
 
 
 def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
-    """Show the partitions that most need compaction."""
     files = sum(p.files for p in partitions)
     each = files / max(len(partitions), 1)
     echo(f"{format_count(files, 'data file')} in {format_count(len(partitions), 'partition')}, {each:.1f} each")

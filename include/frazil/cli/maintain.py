@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 WHOLE_TABLE = "(all)"
 MAX_SHOWN_ROWS = 20
-"""Maximum number of partitions, or of kept snapshots, that a dry run prints without --json."""
 
 
 class ActionsParam(click.ParamType[tuple[Action, ...]]):

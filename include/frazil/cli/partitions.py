@@ -35,7 +35,6 @@ class SourceStream:
     watermark: str | None
     lateness: str
     held_back_by: str | None
-    """The topic-partition that holds the watermark back, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,10 @@ class PartitionsDocument:
     table: str
     window: str
     complete_to: str | None
-    """End of the last complete window."""
     signalled_from: str | None
-    """Start of the first signalled window."""
     signalled_to: str | None
-    """End of the last signalled window."""
     waits_for: str
     held: tuple[str, ...]
-    """Partitions of windows that a quality gate holds."""
     streams: tuple[SourceStream, ...]
     signals: tuple[Signal, ...]
 
@@ -160,7 +155,6 @@ def _windows_of_day(key: str, grain: Grain) -> Sequence[Window]:
 
 
 def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
-    """Return the windows' state, with the signals of the last `last` windows."""
     cursor, bound = assessment.signals.cursor, complete_until_us(assessment.feeds)
     newest: dict[Window, Signal] = {}
     if cursor is not None:

@@ -77,7 +77,6 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
 @dataclass(frozen=True, slots=True)
 class _RouteDifferences:
     behind: list[LaggingTable]
-    """Tables that are missing rows of batches or backfills."""
     coming: list[LaggingTable]
     """Tables that are missing only the last batch, which the writer may be about to commit."""
     dropped: list[DroppedTable]

@@ -300,7 +300,6 @@ def _count_waiting_rows(spec: StreamSpec) -> int:
 
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
-    """If the stream is paused, show that this run writes anyway."""
     from frazil.supervise.desired import open_desired_store  # once the writer has loaded PyIceberg
     from frazil.supervise.observed import DesiredMode
 

@@ -88,10 +88,8 @@ class StatusReport:
     now_ms: int
     states: list[StreamState]
     errors: list[str]
-    """Sentences about declarations that cannot be read."""
     in_full: bool
     application: str | None = None
-    """The state of the requested application as text, or None."""
     left: int | None = None
     """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
 
@@ -113,7 +111,6 @@ class StatusReport:
 
 
 def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
-    """Read one stream, all streams of an application, or all declared streams."""
     now_ms = clock.now_ms()
     application = find_application(streams_folder, stream) if stream else None
     if stream is None:

@@ -107,7 +107,6 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
 
 
 def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
-    """Return the other valid streams in the folders of the given files, by file."""
     given = {path.resolve() for path in files}
     siblings = {}
     for path in {sibling for file in files for sibling in list_stream_files(file.parent)}:

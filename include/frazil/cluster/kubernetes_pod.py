@@ -35,7 +35,6 @@ _SUPPORTED_PREFIXES = tuple(
         *("ownPersistentVolumeClaim", "reusePersistentVolumeClaim", "waitToReusePersistentVolumeClaim"),
     )
 )
-"""Beginnings of the properties of the driver's pod that frazil supports."""
 
 
 def pod_name(driver: ClusterDriver) -> str:
@@ -194,10 +193,8 @@ def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], 
 
 
 def _strip_prefix(spark: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the properties that begin with the prefix, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in spark.items() if key.startswith(prefix)}
 
 
 def _first_value(spark: Mapping[str, str], *keys: str) -> str | None:
-    """Return the value of the first of these keys that is set."""
     return next((spark[f"{_KUBERNETES_PREFIX}{key}"] for key in keys if f"{_KUBERNETES_PREFIX}{key}" in spark), None)

@@ -18,9 +18,7 @@ API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """At least one must have the path of the folder with the Hadoop cluster's configuration."""
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
-"""Matches spark-submit's output after YARN has accepted the application."""
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
-"""Matches the exit code of the driver's Python in the diagnostics."""
 _ENDED_BEFORE_SPARK = "User did not initialize spark context!"
 """The error of Spark's ApplicationMaster if Python exited with code 0 before it started Spark."""
 _CONTAINER_EXIT_CODE = re.compile(r"exited with\s+exitCode: (-?\d+)")

@@ -152,7 +152,6 @@ def _format_storage(java: list[str], properties: Path, data: Path) -> None:
 
 
 def _count_brokers(admin: AdminClient) -> int:
-    """Return the number of brokers; 0 if none responds."""
     try:
         return len(admin.list_topics(timeout=2).brokers)
     except KafkaException:

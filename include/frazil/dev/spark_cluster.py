@@ -154,7 +154,6 @@ class EmbeddedSparkCluster(process.EmbeddedService):
 def _start_daemon(
     server: process.EmbeddedServer, host: str, options: Sequence[str], main: str, arguments: Sequence[str]
 ) -> None:
-    """Start a Spark daemon with the Java class `main`."""
     import pyspark  # an extra
 
     spark_home = Path(pyspark.__file__).parent

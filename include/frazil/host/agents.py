@@ -35,7 +35,6 @@ def is_agent(folder: Path, pid: int | None) -> bool:
 
 
 def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
-    """Return the agent's record, or None."""
     try:
         agent = read_json(folder / AGENT_FILE)
     except ValueError:

@@ -107,13 +107,11 @@ def _last_log_error(folder: Path, launch: Launch) -> str | None:
 
 
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
-    """Return the recorded request to stop this launch, or None."""
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
 
 
 def _append_exit(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    """Append the exit record, with the cause of the stop request if there was one."""
     request = _stop_request(folder, exit_.launch_id)
     cause = request.cause if request else stopped_for
     append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))

@@ -67,7 +67,6 @@ class Heartbeat:
     epoch: int | None = None
     batch: int | None = None
     batch_records: int = 0
-    """Number of records that the current batch has read so far."""
     merged_rows: int = 0
     """Number of rows, of changes and of the table, that the current merge has read so far."""
     lag: int | None = None

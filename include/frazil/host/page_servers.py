@@ -46,7 +46,6 @@ def list_running_servers() -> list[PageServer]:
 
 
 def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
-    """Yield this host's record files, each with its record, or None if it cannot be parsed."""
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
             record = read_json(file)

@@ -47,7 +47,6 @@ class Launch:
     launched_at_ms: int
     spec_fingerprint: str = ""
     generation: int = 0
-    """The generation of the desired state at the launch."""
     parent: ProcessMark | None = None
     writer: ProcessMark | None = None
     application: str = ""
@@ -79,7 +78,6 @@ class ExitRecord:
     committed: bool
     error: str | None = None
     stopped_for: str | None = None
-    """The cause of a requested stop, or None."""
 
     @property
     def is_supervised(self) -> bool:

@@ -23,13 +23,10 @@ TRUNCATED_LINE = f"... earlier lines are in {LOG_FILE}.1"
 MAX_ERROR_LINES = 5
 MAX_ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
-"""Maps the level names of frazil and Spark to `logging` levels."""
 _LEVEL_PATTERN = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
-"""Matches the beginning of a log line of frazil or Spark: date, time and level."""
 _STACK_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
 """Matches a line of a Java stack trace, which is useless without its beginning."""
 _OMITTED = "... "
-"""The beginning of a line that says how much was omitted."""
 _COPY_BLOCK_BYTES = 1024**2
 
 

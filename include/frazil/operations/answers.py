@@ -38,7 +38,6 @@ class Answer(Generic[T]):
     """When `value` was read, or when the read without a value failed; None before the first read."""
     problem: str | None = None
     silent_since_ms: int | None = None
-    """When the unresponsive read began, or None."""
     remembered: bool = False
     """Whether the value was read before this process started, and not refreshed yet."""
     renewed: bool = False

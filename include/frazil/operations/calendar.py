@@ -12,7 +12,6 @@ from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.signal import Signal, SignalState
 
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
-"""The length of the period that a calendar shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,6 @@ class Cell:
     """Number of files in the window's partition, which may be longer than the window."""
     compacted: bool = False
     backfilled: bool = False
-    """Whether an open backfill has staged rows of this window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,6 @@ def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[
 
 
 def _window_of(one: PartitionFiles) -> Window | None:
-    """Return the hour or day of a partition; None for any other partition."""
     begin_us, end_us = one.window_begin_us, one.window_end_us
     if begin_us is None or end_us is None:
         return None

@@ -31,7 +31,6 @@ class MissingComponent:
     words: str
     """The component and when it was last seen, as the beginning of a sentence."""
     start: str
-    """The command that starts the component."""
 
     def sentence(self, alerts_at_ms: int | None = None) -> str:
         """Return a sentence about the effect and the fix. `alerts_at_ms` is the time when alerts were last measured."""

@@ -19,7 +19,6 @@ from frazil.safe_text import escape_unsafe
 from frazil.timetext import format_utc
 
 MAX_LISTED = 10
-"""Maximum number of alerts listed in one message; the others are counted."""
 MAX_SEPARATE = 20
 """Maximum number of simultaneous alerts that `each` sends separately; the others share one message."""
 MAX_SENTENCE_CHARACTERS = 4_000
@@ -48,7 +47,6 @@ class ReportedProblem:
     page: str
     """Its URL on the operations page; empty if Airflow does not know its own URL."""
     key: str
-    """The deduplication key, the same when an alert fires and when it resolves."""
     log: str = ""
     alone: bool = True
     """Whether `each` sent this alert separately when it fired."""

@@ -68,7 +68,6 @@ class Windows:
     waits_for: str
     held: tuple[str, ...] = ()
     holders: tuple[DelayReason, ...] = ()
-    """Why the next window is not complete yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,6 @@ class Overview:
     """Whether some streams are still being read, so that the page should refresh soon."""
     notes: tuple[str, ...] = ()
     needs: tuple[OpenProblem, ...] = ()
-    """Problems that do not belong to one stream."""
     airflow: tuple[str, ...] = ()
     """A sentence for each silent Airflow component."""
     headline: str = ""
@@ -150,7 +148,6 @@ class RelatedState:
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of the stream's tables on the page, by identifier."""
     paused_dag: str | None = None
-    """The writer's DAG, if it is paused."""
     windows_problem: str | None = None
 
 
@@ -240,12 +237,10 @@ def _shown_state(spec: StreamSpec, reading: StreamReading, *, now_ms: int) -> St
 
 
 def _quiet_notes(state: StreamState) -> tuple[str, ...]:
-    """Return the state's sentence as a note if the state needs no attention."""
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
 def _open_problems(state: StreamState, reading: StreamReading, around: RelatedState) -> tuple[OpenProblem, ...]:
-    """Return the open problems, most urgent first."""
     needs, windows, status = {}, around.windows, reading.status
     is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
     if is_wrong:

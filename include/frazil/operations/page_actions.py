@@ -67,7 +67,6 @@ class UnfinishedRun:
 
     id: str
     waits: bool
-    """Whether the run is still queued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,6 @@ class Plan:
     version_token: str = ""
     """The confirmation sends it back, so that only the confirmed action is carried out."""
     retype: bool = False
-    """Whether the user must type the subject's name to confirm."""
     generation: int | None = None
 
 
@@ -189,7 +187,6 @@ _TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
     PageAction.RESET: "its position moved, or another target was requested",
     PageAction.ABANDON: "another backfill or replay is in progress",
 }
-"""Descriptions of a changed table, for prepared actions."""
 
 
 def _pause(now: ActionContext) -> tuple[str, ...]:
@@ -283,7 +280,6 @@ def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
 
 
 def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None:
-    """Return why the action is not possible now, or None."""
     if now.unfit is not None:
         return now.unfit
     if action in DAG_ACTIONS and (refusal := _run_refusal(now, dry=dry)):
@@ -298,7 +294,6 @@ def _refusal(action: PageAction, now: ActionContext, *, dry: bool) -> str | None
 
 
 def _run_refusal(now: ActionContext, *, dry: bool) -> str | None:
-    """Return why a run of the action's DAG cannot start now, or None."""
     if now.dag_paused is None:
         return f"Airflow has no DAG {now.dag}, which carries out this action. Add it, or check its import errors"
     run = now.run

@@ -30,7 +30,6 @@ class Trend:
     records_per_s: float
     over_ms: int
     caught_up_in_ms: int | None = None
-    """Time until the lag is 0 at these rates, or None."""
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:

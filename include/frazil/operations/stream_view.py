@@ -47,11 +47,9 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 EMPTY_HISTORY = StreamHistory()
 KAFKA = "Kafka"
-"""The name of Kafka in the mapping of unreadable parts of a view."""
 
 
 HOURS = (6, 24, 7 * 24, 14 * 24)
-"""The periods that can be chosen, in hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +159,6 @@ class StreamView:
     at_ms: int
     line: OverviewLine
     facts: Mapping[str, str]
-    """Labels and values from the declaration."""
     has_commits: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -176,20 +173,16 @@ class StreamView:
     dags: Mapping[str, bool] | None = None
     """The stream's DAGs, each with whether it is paused."""
     audited: str | None = None
-    """A sentence about the last audit, or None."""
     pending: bool = False
     may_act: bool = False
     actions: tuple[PageAction, ...] = ()
     problems: tuple[str, ...] = ()
-    """Sentences about parts of this view that could not be read."""
     airflow: tuple[str, ...] = ()
-    """A sentence for each silent Airflow component."""
     points: tuple[Point, ...] = ()
     rates: tuple[Rate, ...] = ()
     happened: tuple[HistoryEvent, ...] = ()
     backfill: OpenBackfill | None = None
     log: str | None = None
-    """The path in Airflow's UI of the writer task's log."""
     topics: tuple[Topic, ...] = ()
     routes: bool = False
     """Whether the stream has a route. The rows and commits are those of its default table."""

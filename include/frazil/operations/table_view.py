@@ -25,7 +25,6 @@ MIN_BUCKET_BYTES = 16 * 1024
 MAX_SNAPSHOTS = 600
 MAX_PAST_RUNS = 12
 MAX_LOST_CHARACTERS = 200
-"""Maximum length of the text about lost records in an event."""
 DEAD_LETTER_OPERATIONS = {"replay": "replayed", "discard-dead-letters": "discarded"}
 """Operations on the dead-letter table, each with its effect on dead letters."""
 KIND_LABELS = {
@@ -103,9 +102,7 @@ class Shape:
     histogram: tuple[Bucket, ...]
     """Files by size; empty if the table has too many files to read all its manifests."""
     marks: tuple[TimelineEvent, ...]
-    """Snapshots and expiries, oldest first."""
     past: tuple[PastOutcome, ...]
-    """Recent maintenance actions, newest first."""
     actions: tuple[ActionStatus, ...]
 
 
@@ -121,7 +118,6 @@ class TableView:
     word: str
     streams: tuple[str, ...]
     every: str
-    """The interval of maintenance checks, such as `1h`."""
     shape: Shape | None = None
     calendar: Calendar | None = None
     alerts: tuple[ActiveAlert, ...] = ()
@@ -132,7 +128,6 @@ class TableView:
     may_act: bool = False
     problems: tuple[str, ...] = ()
     airflow: tuple[str, ...] = ()
-    """A sentence for each silent Airflow component."""
 
 
 def build_shape(  # noqa: PLR0913 - all facts about a table
@@ -278,7 +273,6 @@ class RoutedTables:
 
     tables: tuple[RoutedTable, ...]
     found: int
-    """Number of the tables that match."""
     in_all: int
 
 

@@ -30,7 +30,6 @@ class Feed:
     waiting_us: int | None = None
     """Oldest event time of rows that readers of main do not see yet (`commit.align`)."""
     problem: str | None = None
-    """Why the stream's watermark is not used."""
 
     @property
     def complete_until_us(self) -> int | None:

@@ -38,14 +38,12 @@ from frazil.spec.model import StreamSpec
 log = logging.getLogger("frazil")
 
 POLL_INTERVAL_S = 1.5
-"""Seconds between two polls of the driver's report."""
 QUERY_INTERVAL_S = 5.0
 """Seconds between two requests to the cluster while the driver reports regularly."""
 KILL_INTERVAL_S = 5.0
 REPORT_TIMEOUT_S = 10.0
 """Seconds without a new report after which each poll also queries the cluster."""
 MAX_LOG_BYTES = 64 * 1024
-"""Maximum number of bytes of the driver's log that are read when it ends."""
 MAX_LINE_CHARACTERS = 300
 _UNKNOWN_STATUS = DriverStatus(DriverState.UNKNOWN, "the cluster has not been queried yet")
 
@@ -79,9 +77,7 @@ class StopSignals:
     """The requests that this process received as Unix signals."""
 
     stop: str | None = None
-    """Why the agent was asked to end."""
     force: bool = False
-    """Whether the agent was asked to kill the driver."""
     wake: threading.Event = field(default_factory=threading.Event)
     """Set when a request arrives, to end the wait for the next poll."""
 
@@ -184,7 +180,6 @@ class Agent:
             self._append_log(self._folder.log_end(order.id))
 
     def _append_log(self, end: LogEnd | None) -> None:
-        """Append the new part of the driver's log to this process's log."""
         if end is None or end.bytes <= self._log_shown:
             return
         new, text = end.bytes - self._log_shown, end.text.encode()

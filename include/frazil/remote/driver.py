@@ -39,7 +39,6 @@ REPORT_INTERVAL_S = 3.0
 PAUSE_CHECK_INTERVAL_S = 30.0
 """Seconds between two checks for a pause. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
-"""Maximum number of bytes of the log that a report includes."""
 CRASHED_CODE = 1
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
@@ -160,7 +159,6 @@ class DriverReporter:
                 log.info("cannot report to the driver's agent: %s", error)
 
     def _stop_reason(self) -> str | None:
-        """Return why the writer should stop, or None."""
         order = self._folder.order()
         if order is not None and order.id != self._order.id:
             return "a newer driver was submitted"

@@ -15,7 +15,6 @@ from pathlib import Path
 import yaml
 
 FILE = ".pyiceberg.yaml"
-"""The name of PyIceberg's configuration file."""
 CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
 """The catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")

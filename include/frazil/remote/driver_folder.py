@@ -52,7 +52,6 @@ class Order:
     stop: str | None = None
     """Why the driver should end after its current batch."""
     kill: bool = False
-    """Whether to kill the driver, which did not end when it was asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ class DriverReport:
     submission: str | None
     """The driver's name in the cluster, if the driver knows it."""
     log_bytes: int = 0
-    """Total number of bytes that the driver has logged."""
     exit: DriverExit | None = None
 
 

@@ -15,9 +15,7 @@ REPORT_TIMEOUT_S = 15.0
 EXIT_TIMEOUT_S = 30.0
 """Seconds for which the cluster may list a driver as running after it has reported its end."""
 KILLED_CODE = 137
-"""The agent's exit code if its driver was killed."""
 CRASHED_CODE = 1
-"""The agent's exit code if its driver ended for an unknown reason."""
 
 
 class AgentAction(StrEnum):
@@ -29,7 +27,6 @@ class AgentAction(StrEnum):
     KILL = "kill"
     WAIT = "wait"
     END = "end"
-    """End the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class AgentStep:
     reason: str
     """A sentence for operators. For ADOPT, the driver's name in the cluster."""
     code: int = 0
-    """The agent's exit code, if the action is END."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +58,7 @@ class DriverObservation:
     followed: bool
     """Whether this agent submitted the driver, or has seen it running."""
     stop: str | None
-    """Why this agent was asked to end."""
     force: bool
-    """Whether this agent was asked to kill the driver."""
 
 
 def decide(observation: DriverObservation) -> AgentStep:  # noqa: PLR0911 - a return for each rule

@@ -23,7 +23,6 @@ HEARTBEAT_INTERVAL_S = 1.0
 REPORT_TIMEOUT_MS = 10_000
 """How long a driver's last report counts as current. Then the heartbeat is no longer renewed."""
 LOG_CHECK_HEARTBEATS = 60
-"""Number of heartbeats between two checks of whether the log is full."""
 
 
 class HeartbeatMirror:

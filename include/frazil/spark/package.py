@@ -29,7 +29,6 @@ REQUIRED_PACKAGES = (
 OPTIONAL_PACKAGES = ("psycopg2-binary",)
 """Packages that a catalog may need, included if this host has them."""
 STORAGE_PACKAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
-"""The package of each kind of storage."""
 EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
@@ -48,7 +47,6 @@ LAUNCHER = """\
 here=$(cd "$(dirname "$0")" && pwd)
 LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/@PYTHON@" "$@"
 """
-"""The archive's `bin/python`."""
 SMOKE_TEST = (
     "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
     "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
@@ -88,7 +86,6 @@ def find_installed_storages() -> tuple[str, ...]:
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return whether a requirement and all its dependencies are installed."""
     try:
         list(_find_dependencies([requirement]))
     except MissingExtra:

@@ -261,7 +261,6 @@ def _decided_state(known: StreamState) -> _StateAndSentence | None:
 
 
 def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
-    """Return the state of a writer that waits for a service."""
     if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
     return _outage(known, spec, next(iter(known.problems), known.sentence), now_ms=now_ms)

@@ -19,7 +19,6 @@ DAY_MS = 24 * HOUR_MS
 LAST_HOUR_BUCKETS = 30
 """Number of parts of the last hour, two minutes each."""
 RATE_PERIOD_MS = HOUR_MS // 6
-"""Shortest period that a rate covers."""
 RECENT_PERIOD_MS = HOUR_MS // 12
 """Period over which alerts count recent records, or a longer commit interval, up to an hour."""
 MIN_RECORDS = 100

@@ -88,11 +88,9 @@ class WriterProcess:
     ended_at_ms: int | None = None
     error: str | None = None
     application: str | None = None
-    """The shared application that ran the ended writer, or None."""
     fenced: bool = False
     """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
-    """The newest epoch of this writer, or None."""
     foreground: bool = False
     """Whether a user ran the writer, so that no supervisor starts the next one."""
 
@@ -126,7 +124,6 @@ class StreamState:
     crashes: int = 0
     """Consecutive ends of a writer without progress; 0 once the running writer makes progress."""
     given_up: str | None = None
-    """Why the supervisor gave up."""
     unreachable_since_ms: int | None = None
     """A time since which the service of an outage has not responded."""
     last_words: str = ""
@@ -174,12 +171,10 @@ class StreamState:
     changes: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
     flow: Flow | None = None
-    """Rates of the stream's newest commits."""
     replayed: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of an upsert stream's last replay."""
     replayed_at_ms: int | None = None
     backfill: str | None = None
-    """A description of the stream's open backfill or replay."""
     routed: bool = False
     amiss: Mapping[str, str] = field(default_factory=dict)
     """A description of each routed table that is missing rows or was dropped; also in `problems`."""

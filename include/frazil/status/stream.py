@@ -75,14 +75,12 @@ def read_stream_state(
 
 
 def _finish_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Add whether a writer runs, and refine the state."""
     return refine_state(replace(known, alive=_has_writer(known, spec, now_ms=now_ms)), spec, now_ms=now_ms)
 
 
 def _add_writer_report(
     known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
-    """Add the live writer's report and the lag."""
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
     stall, throttle, outage = (

@@ -169,7 +169,6 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:
-    """Return the number of batches that are journaled but not committed, or None."""
     try:
         marker = read_marker(table.properties, stream)
         journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, stream))
@@ -182,7 +181,6 @@ def _count_waiting(table: Table, stream: str) -> int | None:
 
 
 def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
-    """Return the merge counts of the newest batch whose snapshot exists."""
     for snapshot in reversed(metadata.snapshots):
         summary = snapshot.summary
         counts = merge_counts(summary)

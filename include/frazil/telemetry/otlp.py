@@ -20,7 +20,7 @@ from frazil import __version__
 from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
-"""For which an ending process waits until the last values are sent."""
+"""How long an ending process waits until the last values are sent."""
 
 
 class OtlpExporter:

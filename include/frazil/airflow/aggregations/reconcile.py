@@ -33,7 +33,6 @@ REQUESTED = "asked for"
 Runs = Mapping[str, Sequence[tuple[str, int]]]
 """The runs of each day: pairs of state (or REQUESTED) and start time in milliseconds."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
-"""Maximum difference between the clocks of writers and of Airflow."""
 REQUESTED_DAYS_KEY = "frazil.requested-days"
 """The store's key of each day's last request, in milliseconds. Read only if Airflow cannot list events."""
 

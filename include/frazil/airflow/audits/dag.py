@@ -87,7 +87,6 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
 
 
 def _to_hours(every: timedelta) -> int:
-    """Return the interval in hours. Raises SpecError if it is not permitted."""
     hours, rest = divmod(every, timedelta(hours=1))
     if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(

@@ -12,7 +12,6 @@ from frazil.timetext import parse_moment
 FINDINGS_KEY = "audits"
 """The store's key for findings; no table has this name."""
 LAST_AUDITS_KEY = "last audits"
-"""The store's key for a sentence about each stream's last audit."""
 WITH_KAFKA = "source"
 """The last item of a stored finding whose audit read Kafka."""
 RETENTION = timedelta(days=7)

@@ -135,7 +135,6 @@ def resolved(measured: AlertLists) -> None:
 
 
 def _fired_message(context: Any) -> Message | None:
-    """Return the message about alerts that fired in this run, or about a failed measurement."""
     try:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported

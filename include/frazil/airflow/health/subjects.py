@@ -73,7 +73,6 @@ class WatchedSubject:
     read: Callable[[], Iterable[Reading]]
     """May raise any error of a catalog or storage."""
     dags: tuple[str, ...] = ()
-    """The DAGs whose failed runs count for this subject."""
 
 
 def read_subjects(
@@ -198,7 +197,6 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
-    """Return the reading for suites that gate no window, such as one with a misspelt name."""
     unused = find_unused_suites(folder, tables)
     sentence = (
         f"{', '.join(suite.name for suite in unused)} in {folder} gate no window, because no stream declares their "

@@ -46,9 +46,7 @@ log = logging.getLogger(__name__)
 MAX_THREADS = 8
 """Number of tables measured in parallel, so that several unresponsive tables take one timeout."""
 ROUTED_TABLES_KEY = "made by routes"
-"""The store's key for findings about the tables that routes have created."""
 SUBJECTS_KEY = "tables"
-"""The store's key for the names of all tables and subjects with a stored alert state."""
 
 
 def measure_all(  # noqa: PLR0913 - keywords, each with a default

@@ -105,7 +105,6 @@ def _find_due_tables(
     run: MaintenanceRun,
     store: AssetStore,
 ) -> list[str]:
-    """Return the chosen tables with due actions or clean-ups, and those that could not be measured."""
     # A task may call Airflow from one thread only.
     orphaned = {
         table.name

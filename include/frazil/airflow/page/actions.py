@@ -79,7 +79,6 @@ class ActionSubject:
     name: str
     spec: StreamSpec
     dag: str
-    """The DAG whose permissions apply."""
     method: str
     """The HTTP method that the user needs permission for: POST starts a run, PUT changes a stream or table."""
     route_name: str | None = None

@@ -186,13 +186,11 @@ def _gather(pending: PendingAnswer[T], within_s: float = 0.1) -> Answer[T]:
 
 
 def _dag_ids(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the ids of the stream's DAGs, its writer's first."""
     writer = writer_dag_id(spec.application or spec.name)
     return (writer, AUDITS_DAG, partitions_dag_id(spec.table.identifier), MAINTENANCE_DAG)
 
 
 def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
-    """Return the path in Airflow's UI of the writer task's log."""
     if run_id is None:
         return None
     task = f"{STREAM_TASK_PREFIX}{spec.name}" if spec.application else TASK_ID

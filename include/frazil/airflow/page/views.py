@@ -45,7 +45,6 @@ SAVE_INTERVAL_S, FOREVER_S = 60.0, 1e9
 CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
 """Seconds for which answers are cached: most answers, declarations, and windows."""
 MAX_FINGERPRINTS = 5_000
-"""Maximum number of declarations whose fingerprints are kept."""
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Age of the last health measurement above which no alert can fire."""
 SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
@@ -111,7 +110,6 @@ def build_overview(sees: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Ove
 
 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
-    """Load the last overview of an earlier process, once."""
     kept, file = answer_cache(), _overview_file()
     fetch = partial(load_statuses, file, now_ms=clock.now_ms())
     found = kept.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, within_s=OVERVIEW_TIMEOUT_S)

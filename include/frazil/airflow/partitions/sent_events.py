@@ -37,7 +37,6 @@ SENT_TO_KEY = "frazil.sent-to"
 SENDING_KEY = "frazil.sending"
 """The store's key of a record: the signals that the last sending task sends if it succeeds, and those sent before."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)
-"""Maximum difference between the clocks of a worker and of Airflow's server."""
 
 
 @dataclass(frozen=True, slots=True)

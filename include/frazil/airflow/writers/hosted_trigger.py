@@ -32,7 +32,6 @@ POLL_INTERVAL_S = 5.0
 @dataclass(frozen=True, slots=True)
 class HostedObservation:
     state: str
-    """The state as a sentence."""
     known: StreamState | None = None
     """The state shown on the task; None if the application does not run on this host."""
     belongs: bool = True

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
-"""Maximum number of copied lines per hour."""
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
 """Maximum number of copied lines of one shape before the hourly line."""
 HOUR_S = 3_600.0
@@ -41,7 +40,6 @@ class LineSelector:
     """Times of copied warnings (True), and of other copied lines (False)."""
     _alike: dict[str, ShapeCount] = field(default_factory=dict)
     _left_out: int = 0
-    """Number of warnings omitted because of the limit per hour."""
 
     def begin(self) -> None:
         """Start with a new writer, whose lines count as new."""
