@@ -55,7 +55,6 @@ def is_complete(day: date, signals: Sequence[Signal]) -> bool:
 
 
 def held_windows(signals: Sequence[Signal]) -> list[str]:
-    """Return the keys of the windows that a quality gate holds."""
     return [signal.partition for signal in signals if not signal.sent]
 
 

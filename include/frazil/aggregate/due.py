@@ -119,5 +119,4 @@ def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetad
 
 
 def select_late_days(waiting: Sequence[WaitingDay], *, within: timedelta, now_ms: int) -> tuple[WaitingDay, ...]:
-    """Return the days that have waited longer than `within`."""
     return tuple(w for w in waiting if now_ms - w.since_ms > within // timedelta(milliseconds=1))

@@ -19,7 +19,6 @@ ROUTE_PREFIX = "route of "
 
 
 def writer_dag_id(stream: str) -> str:
-    """Return the id of the writer DAG of a stream or shared application."""
     return f"frazil_writer_{stream}"
 
 
@@ -34,7 +33,6 @@ def partitions_dag_of(spec: StreamSpec) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    """Whether these task ids belong to the DAG of a shared application."""
     return any(one.startswith(STREAM_TASK_PREFIX) for one in task_ids)
 
 

@@ -16,8 +16,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from frazil.errors import FrazilError
 
 
-class FrazilTask(_PythonDecoratedOperator):
-    """Operator of frazil's `@task`."""
+class FrazilTask(_PythonDecoratedOperator): ...
 
 
 class FrazilShortCircuit(_ShortCircuitDecoratedOperator):

@@ -46,8 +46,6 @@ class TaskLink(BaseOperatorLink):
 
 
 class OperationsLink(TaskLink):
-    """Link to the stream or the table, or to the overview."""
-
     name = "Operations page"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:

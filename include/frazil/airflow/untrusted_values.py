@@ -31,8 +31,6 @@ SentSignals = frozenset[tuple[str, int]]
 
 
 class InletEvent(Protocol):
-    """An event of an asset, as a task sees it."""
-
     @property
     def extra(self) -> Any: ...
 
@@ -92,7 +90,6 @@ def stored_names(store: AssetStore, key: str) -> list[str]:
 
 
 def stored_text(store: AssetStore, key: str) -> str | None:
-    """Return a string from an asset's store, or None."""
     value = store.get(key)
     if value is None or isinstance(value, str):
         return value

@@ -28,8 +28,6 @@ from frazil.spec.units import format_count
 
 
 class BoundParam(click.ParamType[datetime | Offsets]):
-    """Parameter type: a Kafka timestamp or offsets."""
-
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:

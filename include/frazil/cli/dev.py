@@ -179,7 +179,6 @@ class DevServers:
     airflow: EmbeddedAirflow
 
     def servers(self) -> dict[str, process.Server | None]:
-        """Return the process of each server, or None."""
         return {
             "kafka": self.kafka.server(),
             "registry": self.registry.server(),

@@ -134,7 +134,6 @@ class Terminal:
         self._queue(self._text_stream, line)
 
     def report(self, line: str) -> None:
-        """Queue a JSON document for standard output, if --json was given."""
         if self._as_json:
             self._queue(sys.stdout, line)
 

@@ -40,8 +40,6 @@ MAX_SHOWN_ROWS = 20
 
 
 class ActionsParam(click.ParamType[tuple[Action, ...]]):
-    """Parameter type: names of actions, separated by commas."""
-
     name = "actions"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Action, ...]:

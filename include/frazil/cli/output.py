@@ -106,7 +106,6 @@ def build_table(
 
 
 def format_fields(fields: Mapping[str, str]) -> list[str]:
-    """Return an aligned line per field."""
     width = max(map(len, fields), default=0)
     return [f"{name:<{width}}  {value}" for name, value in fields.items()]
 

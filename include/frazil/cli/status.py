@@ -94,7 +94,6 @@ class StatusReport:
     """Number of the last day's rejected records that are still dead letters, if fewer than all; else None."""
 
     def lines(self) -> list[RenderableType]:
-        """Return the sentences and tables to print."""
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
             lines += [

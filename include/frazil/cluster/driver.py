@@ -25,8 +25,6 @@ class DriverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """The state of a driver, with a reason for operators."""
-
     state: DriverState
     reason: str
     exit_code: int | None = None

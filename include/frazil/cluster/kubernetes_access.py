@@ -22,8 +22,6 @@ SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
-    """The address and credentials of a Kubernetes API."""
-
     address: str
     """Without a trailing slash, such as `https://10.0.0.1:443`."""
     namespace: str = "default"

@@ -86,7 +86,6 @@ class EmbeddedAirflow(process.EmbeddedService):
         return str(json.loads(self._passwords_file.read_text())[user])
 
     def client(self, user: str = "admin") -> AirflowClient:
-        """Return a client that signs in as the user."""
         return AirflowClient(self.url, user=user, password=self.password_for(user))
 
     def token(self, user: str = "admin") -> str:
@@ -144,12 +143,10 @@ class EmbeddedAirflow(process.EmbeddedService):
         process.stop_all(process.read_records(self.home), records=self.home, grace_s=STOP_GRACE_S)
 
     def kill(self, component: Component) -> None:
-        """Kill a component, as in a crash."""
         if server := self.server(component):
             process.kill(server)
 
     def server(self, component: Component) -> process.Server | None:
-        """Return a component's process; None if it is not running."""
         return process.find_server(component, self.home)
 
     def wait_until_healthy(self, since: datetime | None = None) -> None:

@@ -27,7 +27,6 @@ class AirflowClient:
         self._signing_in = threading.Lock()
 
     def token(self) -> str:
-        """Return the current bearer token."""
         with self._signing_in:
             if self._token is None:
                 body = {"username": self._user, "password": self._password}
@@ -62,7 +61,6 @@ class AirflowClient:
         return self.call("GET", f"/api/v2/dags/{dag_id}")
 
     def import_errors(self) -> list[Json]:
-        """Return the errors of DAG files that Airflow could not import."""
         return self._list("/api/v2/importErrors", "import_errors", {})
 
     def wait_for_dag(self, dag_id: str, *, within_s: float = 60) -> Json:
@@ -88,7 +86,6 @@ class AirflowClient:
         return self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}")
 
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, partition_key: str | None = None) -> Json:
-        """Start a run of a DAG, and return the run."""
         body = {"logical_date": None, "conf": dict(conf or {}), "partition_key": partition_key}
         return self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", json=body)
 
@@ -96,7 +93,6 @@ class AirflowClient:
         return self._list(f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances", "task_instances", {})
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: str) -> Json:
-        """Mark a task as success or failed, as the UI does."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
         return self.call("PATCH", path, json={"new_state": state})
 

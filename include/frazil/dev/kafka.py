@@ -82,7 +82,6 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     @property
     def bootstrap(self) -> str:
-        """Address of the broker for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
@@ -90,7 +89,6 @@ class EmbeddedKafka(process.EmbeddedServer):
         return self.bootstrap
 
     def admin(self) -> AdminClient:
-        """Return an admin client of the broker."""
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:

@@ -48,12 +48,10 @@ class EmbeddedPostgres(process.EmbeddedServer):
 
     @property
     def address(self) -> str:
-        """Address of the server for clients, as `host:port`."""
         return f"{process.LOOPBACK}:{self.port}"
 
     @property
     def uri(self) -> str:
-        """URI for SQLAlchemy, with the password."""
         return f"postgresql+psycopg2://{USER}:{self._password()}@{process.LOOPBACK}:{self.port}/{DATABASE}"
 
     def stop(self) -> None:

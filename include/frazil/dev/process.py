@@ -136,7 +136,6 @@ class EmbeddedServer(EmbeddedService):
             kill(server)
 
     def server(self) -> Server | None:
-        """Return the server's process; None if it is not running."""
         return find_server(self.RECORD, self.folder)
 
     def _wait_until_ready(self) -> None:
@@ -281,7 +280,6 @@ def choose_free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a server accepts connections on this loopback port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((LOOPBACK, port)) == 0

@@ -44,7 +44,6 @@ class SparkMaster(process.EmbeddedServer):
         return f"spark://{process.LOOPBACK}:{self.port}"
 
     def state(self) -> Mapping[str, Any]:
-        """Return the master's state; empty while the master does not answer."""
         with suppress(OSError, ValueError):
             answer = requests.get(f"http://{process.LOOPBACK}:{self._ui_port}/json/", timeout=5)
             if answer.ok:
@@ -128,7 +127,6 @@ class EmbeddedSparkCluster(process.EmbeddedService):
 
     @property
     def servers(self) -> dict[str, process.EmbeddedServer]:
-        """The servers by name, as in `frazil dev status`."""
         numbered = {f"spark-worker-{number}": worker for number, worker in enumerate(self.workers, 1)}
         return {"spark-master": self.master, **numbered}
 

@@ -28,7 +28,6 @@ MIN_FREE_BYTES = 2 << 30
 
 
 def check_python() -> Iterator[Finding]:
-    """Check that this Python is a tested version."""
     seen = sys.version_info[:2]
     sentence = f"Python {seen[0]}.{seen[1]} at {sys.executable}, frazil {__version__}"
     if PYTHONS[0] <= seen <= PYTHONS[1]:

@@ -25,7 +25,6 @@ def write_claim(stream: str, claim: Claim) -> None:
 
 
 def read_claim(stream: str) -> Claim | None:
-    """Return the claim on the stream on this host, or None."""
     try:
         return Claim(**json.loads((run_folder(stream) / CLAIM_FILE).read_text()))
     except FileNotFoundError:

@@ -22,7 +22,6 @@ ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out
 
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
-    """Return the last heartbeat of this launch, or None."""
     try:
         heartbeat = Heartbeat.read(open_exchange(folder))
     except (ValueError, TypeError, KeyError):

@@ -29,7 +29,6 @@ def announce_given_up(stream: str, subject: str, *, run_id: str, reason: str, ta
 
 
 def read_announcement(stream: str, *, run_id: str) -> GivenUp | None:
-    """Return the announcement of an Airflow run, or None."""
     try:
         announced = read_json(run_folder(stream) / ANNOUNCED_FILE)
         return GivenUp(**announced["given_up"]) if announced and announced["run_id"] == run_id else None

@@ -100,7 +100,6 @@ class Heartbeat:
 
     @classmethod
     def read(cls, exchange: Exchange) -> Heartbeat | None:
-        """Return the last heartbeat; None if no writer has run."""
         raw = exchange.read(NAME)
         return None if raw is None else cls.from_json(raw)
 

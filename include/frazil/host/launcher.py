@@ -39,8 +39,6 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The state of a writer at one point in time."""
-
     process: ProcessState
     launch: Launch | None
     """The latest launch; None exactly if `process` is NEVER_LAUNCHED."""
@@ -51,16 +49,12 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A position in the log of one launch."""
-
     launch_id: str
     offset_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Lines of a log, and the position after them."""
-
     lines: tuple[str, ...]
     position: LogPosition
 

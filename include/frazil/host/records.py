@@ -66,8 +66,6 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class ExitRecord:
-    """How one launch ended."""
-
     launch_id: str
     code: int | None
     """The exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
@@ -87,8 +85,6 @@ class ExitRecord:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop one launch gracefully, with its reason."""
-
     launch_id: str
     requested_at_ms: int
     cause: str
@@ -160,7 +156,6 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> SupervisorNotes:
-    """Return the supervisor's notes, which may be empty."""
     raw = read_json(folder / SUPERVISOR_FILE) or {}
     return SupervisorNotes(
         stop=StopRequest(**raw["stop"]) if raw.get("stop") else None,

@@ -158,7 +158,6 @@ class AnswerCache:
             self._forget(key)
 
     def forget_all(self, mark: Hashable) -> None:
-        """Drop the answer of each key that contains `mark`."""
         with self._changed:
             for key in [key for key in self._entries if _key_contains(key, mark)]:
                 self._forget(key)

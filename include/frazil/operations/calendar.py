@@ -74,8 +74,6 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """The newest windows of a table, oldest first."""
-
     grain: str
     cells: tuple[Cell, ...]
     waits_for: str | None

@@ -18,8 +18,6 @@ EFFECTS = {
 
 @dataclass(frozen=True, slots=True)
 class ComponentHeartbeat:
-    """The last heartbeat of one of Airflow's components."""
-
     at_ms: int
     runs: bool = True
     """False after an orderly shutdown."""

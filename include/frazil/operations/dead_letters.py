@@ -43,8 +43,6 @@ class RejectedRecords:
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """One replay or discard of a stream's dead letters."""
-
     at_ms: int
     sentence: str
     changes: CountChanges

@@ -35,8 +35,6 @@ NOT_WRITING_RULES = ("table", "stall", "registry", "writer", "restarts", "waitin
 
 @dataclass(frozen=True, slots=True)
 class ReportedProblem:
-    """One alert or one failed task in a message."""
-
     name: str
     """The alert's rule without its subject, such as `freshness`; or the failed task."""
     about: str
@@ -131,7 +129,6 @@ class Message:
 
     @property
     def html(self) -> str:
-        """The message as the body of an e-mail."""
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
         for one in self._listed():
             head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.troubles) > 1 else ""

@@ -30,8 +30,6 @@ GRACE_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ActiveAlert:
-    """An active alert from the last measurement of `frazil_health`."""
-
     subject: str
     """A table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
     rule: str
@@ -140,8 +138,6 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class RelatedState:
-    """What is known about a stream apart from its status."""
-
     windows: Windows | None = None
     alerts: Sequence[ActiveAlert] = ()
     health: Health | None = None

@@ -63,16 +63,12 @@ REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedRun:
-    """A queued or running DAG run in Airflow."""
-
     id: str
     waits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
-    """The state of the subject when a user requests an action."""
-
     subject: str
     desired: str | None = None
     generation: int | None = None

@@ -18,8 +18,6 @@ from frazil.status.state import State, StreamState
 
 @dataclass(frozen=True, slots=True)
 class ActionState:
-    """The state of a stream that its actions depend on."""
-
     paused: bool = False
     given_up: bool = False
     is_read: bool = False

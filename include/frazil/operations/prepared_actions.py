@@ -101,7 +101,6 @@ def carry_out_reset(  # noqa: PLR0913 - all that a reset is about
 
 
 def reset_sentence(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -> str:
-    """Describe a reset in a sentence for the history."""
     skipped, repeated = sum(move.skipped for move in plan), sum(move.repeated for move in plan)
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
@@ -129,7 +128,6 @@ def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAc
 
 
 def describe_staged(backfill: BackfillMarker) -> str:
-    """Return a sentence about the progress of an open backfill or replay."""
     what = "Replay" if backfill.replays else "Backfill"
     if not backfill.chunks:
         return f"{what} {backfill.id} has staged nothing yet."

@@ -82,8 +82,6 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class OpenBackfill:
-    """An open backfill or replay of dead letters."""
-
     id: str
     replays: bool
     chunks: int
@@ -102,8 +100,6 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """What the table's metadata and the recorded history show about a stream's past."""
-
     has_commits: bool = False
     rejected: tuple[RejectedRecords, ...] = ()
     """Error classes, most frequent first."""
@@ -154,8 +150,6 @@ class WriterRun:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """Everything that the page shows of one stream."""
-
     at_ms: int
     line: OverviewLine
     facts: Mapping[str, str]
@@ -264,7 +258,6 @@ def list_partitions(
 
 
 def total_lag(partitions: Sequence[Partition]) -> int | None:
-    """Return the total lag; None if any is unknown."""
     lags = [one.lag for one in partitions if one.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 

@@ -108,8 +108,6 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """Everything that the page shows of one table."""
-
     at_ms: int
     table: str
     kind: str

@@ -74,8 +74,6 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
 
 @dataclass(slots=True)
 class StopSignals:
-    """The requests that this process received as Unix signals."""
-
     stop: str | None = None
     force: bool = False
     wake: threading.Event = field(default_factory=threading.Event)

@@ -184,8 +184,6 @@ class DriverReporter:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last part of this process's log in memory."""
-
     def __init__(self, limit_bytes: int = MAX_LOG_BYTES) -> None:
         super().__init__()
         self.setFormatter(SafeFormatter(LOG_FORMAT))

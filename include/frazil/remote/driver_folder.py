@@ -56,8 +56,6 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class DriverExit:
-    """How a driver's writer ended."""
-
     code: int
     error: str | None = None
 
@@ -76,8 +74,6 @@ class DriverReport:
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The last part of a driver's log."""
-
     text: str
     bytes: int
     """Total number of bytes that the driver has logged, including `text`."""
@@ -107,7 +103,6 @@ class DriverFolder:
         self._write("order.json", dataclasses.asdict(order))
 
     def report(self, driver: str) -> DriverReport | None:
-        """Return the last report of a driver by its id, or None."""
         value = self._read(f"{driver}/status.json")
         if value is None:
             return None
@@ -119,7 +114,6 @@ class DriverFolder:
         self._write(f"{driver}/status.json", dataclasses.asdict(report))
 
     def log_end(self, driver: str) -> LogEnd | None:
-        """Return the end of a driver's log by its id, or None."""
         value = self._read(f"{driver}/log.json")
         return None if value is None else LogEnd(**_known_fields(LogEnd, value))
 

@@ -51,7 +51,6 @@ class DriverInputs:
     environment: Mapping[str, str] = field(repr=False)
 
     def driver(self, order: str) -> ClusterDriver:
-        """Return the driver to submit for an order's id."""
         return ClusterDriver(
             application=self.spec.name,
             launch_id=order,

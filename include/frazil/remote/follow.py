@@ -31,8 +31,6 @@ class AgentAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AgentStep:
-    """An agent's next action, with its reason."""
-
     action: AgentAction
     reason: str
     """A sentence for operators. For ADOPT, the driver's name in the cluster."""

@@ -100,7 +100,6 @@ class HeartbeatMirror:
                 self._heartbeat = dataclasses.replace(self._heartbeat, advanced_at_ms=now_ms)
 
     def set_outage(self, sentence: str | None) -> None:
-        """Set why the driver's reports cannot be read, or None."""
         with self._lock:
             self._outage = sentence
 

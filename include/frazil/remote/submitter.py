@@ -55,8 +55,6 @@ class SubmitFailed(EnvironmentUnusable):
 
 
 class Submitter(Protocol):
-    """Submits drivers to one cluster."""
-
     def submit(self, driver: ClusterDriver) -> str:
         """Submit a driver, and return its name in the cluster once the cluster has accepted it.
 

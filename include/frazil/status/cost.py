@@ -32,7 +32,6 @@ class Prices(Model):
 
     @classmethod
     def load(cls, path: Path) -> Prices:
-        """Read the prices from a YAML file. Raises SpecError."""
         try:
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
@@ -61,8 +60,6 @@ class StreamCost:
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """What one stream cost in a period."""
-
     stream: str
     owner: str
     days: dict[str, StreamCost]

@@ -348,7 +348,6 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:
-    """Return when the stream was reset, and the next step."""
     return (
         f"reset {format_elapsed(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
     )

@@ -36,8 +36,6 @@ class CommitCounts:
 
 @dataclass(slots=True)
 class CommitSums:
-    """Sums over a stream's commits within a period."""
-
     records: int = 0
     """Records, including dead letters."""
     rejected: int = 0
@@ -75,7 +73,6 @@ class Flow:
 
 
 def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
-    """Compute the rates and counts of one stream's commits to its table."""
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))

@@ -96,7 +96,6 @@ class WriterProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a writer ran on this host, and none runs now."""
         return self.state == ProcessState.ENDED
 
 

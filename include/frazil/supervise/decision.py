@@ -12,8 +12,6 @@ from frazil.spec.model import StreamSpec
 
 
 class WriterAction(StrEnum):
-    """What the supervisor does with the writer."""
-
     KEEP = "keep"
     """The writer runs as it should."""
     START = "start"
@@ -32,8 +30,6 @@ class WriterAction(StrEnum):
 
 
 class Cause(StrEnum):
-    """Why a decision was made."""
-
     ADVANCING = "advancing"
     FOREGROUND = "in the foreground"
     HOSTED = "in a shared application"
@@ -61,8 +57,6 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a writer, and why."""
-
     action: WriterAction
     cause: Cause
     reason: str

@@ -12,16 +12,12 @@ from frazil.host.records import ExitRecord, Launch, StopRequest, SupervisorNotes
 
 
 class DesiredMode(StrEnum):
-    """Whether operators want a stream to run or to pause."""
-
     RUNNING = "running"
     PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The desired state of a stream, and who set it."""
-
     mode: DesiredMode = DesiredMode.RUNNING
     generation: int = 0
     """Increases with each pause, resume and restart."""
@@ -54,8 +50,6 @@ class ValidDeclaration:
 
 @dataclass(frozen=True, slots=True)
 class DecisionInput:
-    """The facts on which a decision about a writer is based."""
-
     writer: Observation
     declared: ValidDeclaration | UnreadableState | RemovedDeclaration
     desired: DesiredState | UnreadableState
@@ -104,6 +98,5 @@ class DecisionInput:
 
 
 def error_name(code: int) -> str:
-    """Return the name of the error class with this exit code, or an empty text."""
     names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and code > 1]
     return names[0] if names else ""

@@ -72,8 +72,6 @@ class Program:
 
 
 class WriterProgram(Program):
-    """The program that writes the stream `name`."""
-
     def make_supervised(self, *, clock: Callable[[], int]) -> SupervisedProgram:
         return SupervisedStream(self, Declaration(self.name, self.streams, clock=clock), clock=clock)
 
@@ -137,8 +135,6 @@ class SupervisedProgram(ABC):
 
 
 class SupervisedStream(SupervisedProgram):
-    """A stream's writer under supervision."""
-
     def __init__(self, program: Program, declaration: DeclarationReader, *, clock: Callable[[], int]) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration

@@ -45,8 +45,6 @@ MAX_FIRST_READ_BYTES = 4 * 1024
 
 @dataclass(frozen=True, slots=True)
 class SupervisionStep:
-    """The decision of one step, and its outcome."""
-
     decision: Decision
     observed: DecisionInput
     problem: str | None
@@ -63,8 +61,6 @@ class Program(Protocol):
 
 
 class Supervisor:
-    """Supervises one writer application on this host."""
-
     def __init__(
         self,
         program: Program,

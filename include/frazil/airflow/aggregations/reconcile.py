@@ -89,7 +89,6 @@ def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested
 
 
 def read_first_day(store: AssetStore) -> date | None:
-    """Return the first day that is reconciled, or None."""
     text = stored_text(store, FIRST_DAY_KEY)
     try:
         return parse_day(text) if text else None

@@ -27,7 +27,6 @@ then lists the results.</p>
 
 
 def data_docs() -> FastAPI:
-    """Return the application that Airflow's API server mounts at PREFIX."""
     app = FastAPI(title="frazil: Data Docs of the quality gates", openapi_url=None)
 
     @app.get("/{page:path}")

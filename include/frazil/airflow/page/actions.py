@@ -74,8 +74,6 @@ class ActionResult:
 
 @dataclass(frozen=True, slots=True)
 class ActionSubject:
-    """A declared stream, or a table with one of the streams that feed it."""
-
     name: str
     spec: StreamSpec
     dag: str

@@ -62,7 +62,6 @@ def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
 
 
 def parse_due_actions(value: Any) -> dict[str, list[str]] | None:
-    """Return the due actions in an XCom, by table, or None."""
     due = value.get("due") if isinstance(value, Mapping) else None
     if not isinstance(due, Mapping):
         return None

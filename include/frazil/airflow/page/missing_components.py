@@ -23,7 +23,6 @@ def find_missing_components() -> tuple[MissingComponent, ...]:
 
 
 def describe_missing_components() -> tuple[str, ...]:
-    """Return a sentence for each component without a recent heartbeat."""
     found = find_missing_components()
     if not found:
         return ()

@@ -88,8 +88,6 @@ def build_stream_view(
 
 @dataclass(frozen=True, slots=True)
 class PendingReads:
-    """The parallel reads for the view of one stream."""
-
     status: PendingAnswer[StreamState]
     history: PendingAnswer[TableHistory | None]
     ends: PendingAnswer[Mapping[TopicPartition, int]]

@@ -143,14 +143,11 @@ def _overview_file() -> Path:
 
 
 def writer_dag_of(one: DeclaredStream) -> str:
-    """Return the id of the DAG that runs a stream's writer or shared application."""
     return writer_dag_id((one.spec.application if one.spec else None) or one.name)
 
 
 @dataclass(frozen=True, slots=True)
 class HealthByStream:
-    """The last measurement of `frazil_health`, arranged by stream."""
-
     standing: Mapping[str, Sequence[ActiveAlert]]
     """Active alerts by stream; the empty name has those that do not belong to one stream."""
     tables: Mapping[str, Collection[str]]

@@ -41,8 +41,6 @@ MAX_CLOCK_DIFFERENCE = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class UnsentSignals:
-    """The signals that one asset has not received."""
-
     missing: Mapping[str, Signal] = field(default_factory=dict)
     sent: SentSignals = frozenset()
     """Signals after SENT_TO_KEY's number that the asset has received."""

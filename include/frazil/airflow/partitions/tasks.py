@@ -144,7 +144,6 @@ def take_held_signals(table: str, streams: Path, context: Context) -> list[Signa
 
 
 def window_facts(s: Signal) -> dict[str, Any]:
-    """Return the facts about a signalled window for an event's extra."""
     return {
         "revision": s.revision,
         "rows": s.rows,

@@ -36,8 +36,6 @@ class TaskAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeferredTask:
-    """A task's try number when its trigger started, and the task's current state."""
-
     try_number: int
     state_now: str | None
     exists_now: bool
