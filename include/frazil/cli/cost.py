@@ -68,11 +68,8 @@ def cost(  # noqa: PLR0913 - a command's options
         return
     echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
-    echo(
-        f"Also {prices.currency}{price:,.4f} to store {format_rounded_bytes(stored)} for {format_duration(period)}, "
-        "at the "
-        "tables' current size."
-    )
+    size, length = format_rounded_bytes(stored), format_duration(period)
+    echo(f"Also {prices.currency}{price:,.4f} to store {size} for {length}, at the tables' current size.")
     if unmeasured := sum(one.unmeasured for one in sums.values()):
         echo(f"{format_count(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
     for error in errors:

@@ -247,18 +247,14 @@ def _rules_by_table(running: Sequence[StreamReport]) -> dict[str, list[str]]:
 def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Sequence[str]], *, in_full: bool) -> None:
     if in_full:
         for report in found:
-            echo_fields(
-                _health_fields(report.health)
-                if report.health
-                else {"table": report.table, "state": _state_text(report)}
-            )
+            absent = {"table": report.table, "state": _state_text(report)}
+            echo_fields(_health_fields(report.health) if report.health else absent)
             if report.health and report.health.partitions is not None:
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        cells = [
-            dict(zip(COLUMNS, _table_row(report, stream_rules.get(report.table, ())), strict=True)) for report in found
-        ]
+        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
+        cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
     for report in found:
         problems = [prefix_subject(report.table, report.problem)] if report.problem else []
@@ -292,10 +288,8 @@ def _state_text(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
 def _health_fields(one: TableHealth) -> dict[str, str]:
     target, average = format_rounded_bytes(one.target_file_bytes), format_rounded_bytes(one.average_file_bytes)
     per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
-    added = (
-        f"{format_count(one.files_since_compaction, 'file')} of {format_rounded_bytes(one.bytes_since_compaction)} "
-        "since"
-    )
+    bytes_since = format_rounded_bytes(one.bytes_since_compaction)
+    added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since} since"
     return {
         "table": one.table,
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
@@ -335,9 +329,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
         size, rows = (sum(getattr(p.deletes, name) for p in partitions) for name in ("bytes", "rows"))
         dangling = sum(len(p.deletes.dangling) for p in partitions)
         echo(
-            f"{format_count(deletes, 'delete file')} of {format_rounded_bytes(size)} with "
-            f"{format_count(rows, 'row')}; {dangling:,} of "
-            "them refer to data files that no longer exist"
+            f"{format_count(deletes, 'delete file')} of {format_rounded_bytes(size)} with {format_count(rows, 'row')}; "
+            f"{dangling:,} of them refer to data files that no longer exist"
         )
     worst = sorted(partitions, key=lambda p: (-p.small_files, -p.deletes.due_files, -p.delete_files, p.path))
     columns = ("partition", "files", "small", "bytes", "small bytes", "p10", "delete files", "deleted rows", "ended at")
@@ -357,9 +350,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
     if len(worst) > MAX_PARTITIONS:
-        echo(
-            f"and {format_count(len(worst) - MAX_PARTITIONS, 'partition')} more, with fewer small files; --json has all"
-        )
+        more = format_count(len(worst) - MAX_PARTITIONS, "partition")
+        echo(f"and {more} more, with fewer small files; --json has all")
 
 
 def _compacted_text(one: TableHealth) -> str:

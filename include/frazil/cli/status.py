@@ -96,11 +96,8 @@ class StatusReport:
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            lines += [
-                line
-                for one in self.states
-                for line in format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
-            ]
+            for one in self.states:
+                lines += format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
         else:
             columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
             cells = [_overview_cells(one, now_ms=self.now_ms) for one in self.states]
@@ -195,6 +192,8 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
     replayed = ""
     if one.replayed_at_ms is not None:
         replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
+    commit_ms = one.last_commit_at_ms
+    committed = "none" if commit_ms is None else f"{format_elapsed(now_ms - commit_ms)} ago"
     beyond_ms = one.backpressure_ms
     backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
@@ -202,15 +201,13 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         "table": one.table,
         "state": str(one.state),
         "desired": (one.desired or "unknown") + why,
-        "writer": describe_reset(one, now_ms=now_ms)
-        if one.reset_since_end
-        else _writer_text(one.writer, now_ms=now_ms),
+        "writer": (
+            describe_reset(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms)
+        ),
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
         **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
-        "last commit": "none"
-        if one.last_commit_at_ms is None
-        else f"{format_elapsed(now_ms - one.last_commit_at_ms)} ago",
+        "last commit": committed,
         "watermark": format_utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_text(one, left),
@@ -230,9 +227,8 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
     if writer.pid is not None:
-        heartbeat = (
-            f", no heartbeat for {format_elapsed(now_ms - writer.heartbeat_at_ms)}" if writer.heartbeat_at_ms else ""
-        )
+        at_ms = writer.heartbeat_at_ms
+        heartbeat = f", no heartbeat for {format_elapsed(now_ms - at_ms)}" if at_ms else ""
         doing = "fenced" if writer.fenced else writer.phase or "no heartbeat yet"
         if writer.phase == Phase.STAGING and not writer.fenced:
             doing += f", {format_count(writer.batch_records, 'record')} read"

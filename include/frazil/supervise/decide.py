@@ -175,9 +175,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
     if exit_.code in NO_RESTART_EXIT_CODES:
         name = error_name(exit_.code or 0)
         reason = (
-            f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} "
-            f"({name}); a "
-            f"restart would fail in the same way: {exit_.error or 'no error message'}"
+            f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); "
+            f"a restart would fail in the same way: {exit_.error or 'no error message'}"
         )
         return _give_up_or_hold(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _restart_or_give_up(observed, exit_, now_ms=now_ms, policy=policy)

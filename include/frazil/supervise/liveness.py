@@ -55,11 +55,8 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
     so_far = f" ({format_count(heartbeat.batch_records, 'record')} read)" if heartbeat.batch_records else ""
     if heartbeat.merged_rows:
         so_far = f" ({format_count(heartbeat.merged_rows, 'row')} read for its merge)"
-    return (
-        f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, epoch {heartbeat.epoch}, batch "
-        f"{heartbeat.batch}{so_far}, "
-        f"lag {lag}, last commit {committed}"
-    )
+    batch = f"epoch {heartbeat.epoch}, batch {heartbeat.batch}{so_far}"
+    return f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, {batch}, lag {lag}, last commit {committed}"
 
 
 def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
