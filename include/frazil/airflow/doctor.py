@@ -128,11 +128,8 @@ def _check_spark_connection(session: Session) -> Iterator[Finding]:
             "spark-defaults.conf", fix,
         )  # fmt: skip
     elif not Path(properties).is_file():
-        yield Finding(
-            "connection", CheckState.WRONG,
-            f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host",
-            fix,
-        )  # fmt: skip
+        problem = f"the properties-file of {SPARK_CONNECTION}, {properties}, is not on this host"
+        yield Finding("connection", CheckState.WRONG, problem, fix)
     else:
         yield Finding("connection", CheckState.OK, f"{SPARK_CONNECTION} submits to {found.host}")
 

@@ -140,16 +140,10 @@ class HostedLauncher(Launcher):
         except BaseException as failure:
             code, error = 1, f"{type(failure).__name__}: {failure}"
             log.exception("stream %s crashed", self._stream)
-        self.code = code
+        self.code, ended_at_ms = code, clock.now_ms()
+        why = ENDED_WITH_APPLICATION if self._ends_with_application else None
         try:
-            record_exit(
-                self._folder,
-                launch,
-                code=code,
-                ended_at_ms=clock.now_ms(),
-                error=error,
-                stopped_for=ENDED_WITH_APPLICATION if self._ends_with_application else None,
-            )
+            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=why)
         except OSError as failure:
             log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)
         finally:

@@ -77,11 +77,8 @@ def cut(  # noqa: PLR0913 - a command's options
     if untag:
         _untag(untag, tables)
         return
-    found = find_cut(
-        histories,
-        {name: table for name, (table, _) in tables.items()},
-        at_ms=None if at is None else int(at.timestamp() * 1000),
-    )
+    at_ms = None if at is None else int(at.timestamp() * 1000)
+    found = find_cut(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
     if tag:
         _tag(tag, found, tables)
     if as_json:

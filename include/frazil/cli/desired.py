@@ -38,11 +38,8 @@ def _for_each_stream(command: Callable[..., DesiredStore]) -> Any:
         stores = {name: command(name, streams_folder, reason, output=output, **more) for name in names}
         if application and command.__name__ != "pause":  # its task in Airflow may have been marked failed
             DesiredStore(stream, None).resume(by=current_user(), reason=reason)
-        output.end(
-            streams={
-                name: {"desired": store.read(), "on-every-host": store.is_with_table} for name, store in stores.items()
-            }
-        )
+        states = {n: {"desired": store.read(), "on-every-host": store.is_with_table} for n, store in stores.items()}
+        output.end(streams=states)
 
     return stream_options(_reason_option(each))
 

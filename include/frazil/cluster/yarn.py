@@ -87,11 +87,8 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
             problem = error
             continue
         if response.status_code != 200:
-            problem = ApiUnavailable(
-                _describe_denial(response)
-                if response.status_code in {401, 403}
-                else f"{API_NAME} answered {response.status_code}"
-            )
+            answered = f"{API_NAME} answered {response.status_code}"
+            problem = ApiUnavailable(_describe_denial(response) if response.status_code in {401, 403} else answered)
             continue
         ids = (str(app["id"]) for app in found.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)

@@ -212,15 +212,9 @@ def _start(command: Sequence[str], lock_fd: int) -> subprocess.Popen[bytes]:
 
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    started.append(
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, INHERITED_LOCK: str(lock_fd)},
-            pass_fds=[lock_fd],
-            process_group=0,
-        )
-    )
+    environment = {**os.environ, INHERITED_LOCK: str(lock_fd)}
+    writer = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=[lock_fd], process_group=0)
+    started.append(writer)
     if requested:
         started[0].send_signal(signal.SIGTERM)
     return started[0]

@@ -64,14 +64,8 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        _copy_packages(
-            root,
-            [
-                *REQUIRED_PACKAGES,
-                *filter(_is_installed, OPTIONAL_PACKAGES),
-                *(STORAGE_PACKAGES[name] for name in storages),
-            ],
-        )
+        packages = [*REQUIRED_PACKAGES, *filter(_is_installed, OPTIONAL_PACKAGES)]
+        _copy_packages(root, [*packages, *(STORAGE_PACKAGES[name] for name in storages)])
         say("copied Python and packages; compiling the record decoders")
         _compile_and_check(root, python)
         say("packing")

@@ -60,13 +60,8 @@ from frazil.timetext import format_elapsed
 FIXED_BY_TABLE_CHANGE = frozenset(
     error.exit_code
     for error in (
-        OffsetGap,
-        RolledBack,
-        TopicRecreated,
-        SchemaIncompatible,
-        AdoptionRequired,
-        MarkerUnreadable,
-        CircuitOpen,
+        *(OffsetGap, RolledBack, TopicRecreated, SchemaIncompatible),
+        *(AdoptionRequired, MarkerUnreadable, CircuitOpen),
     )
 )
 """Exit codes of errors that an operator fixes by changing the table."""

@@ -96,14 +96,8 @@ class DesiredStore:
         now_ms = clock.now_ms()
         # A lost table may have had any number of generations.
         generation = 1 + (before.generation if self.is_with_table else max(before.generation, now_ms))
-        return DesiredState(
-            mode=mode,
-            generation=generation,
-            restart_generation=generation if restart else before.restart_generation,
-            reason=reason,
-            by=by,
-            at_ms=now_ms,
-        )
+        restarted = generation if restart else before.restart_generation
+        return DesiredState(mode, generation, restart_generation=restarted, reason=reason, by=by, at_ms=now_ms)
 
 
 class _DesiredStateFolder:

@@ -69,12 +69,8 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
         if heartbeat_age_ms > policy.heartbeat_limit_ms:
             limit = format_elapsed(policy.heartbeat_limit_ms)
-            return Decision(
-                WriterAction.RESTART,
-                Cause.SILENT,
-                f"{_describe_process(launch)} runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} "
-                f"(limit {limit})",
-            )
+            silent = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
+            return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silent}")
     phase = _phase(heartbeat)
     if phase is Phase.WAITING and not (heartbeat and heartbeat.lag):
         return None
@@ -102,19 +98,12 @@ def decide_stopping(
     idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))
     heartbeat_age_ms = now_ms - max(floor_ms, heartbeat.written_at_ms if heartbeat else now_ms)
     since = format_elapsed(now_ms - stop.requested_at_ms)
+    stops = f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason})"
     if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
-        return Decision(
-            WriterAction.KILL,
-            Cause.STOPPING,
-            f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}) and made no progress for "
-            f"{format_elapsed(max(idle_ms, heartbeat_age_ms))} while {phase} (limit {format_elapsed(limit_ms)})",
-        )
-    return Decision(
-        WriterAction.KEEP,
-        Cause.STOPPING,
-        f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason}); its current batch ({phase}) may "
-        "still commit",
-    )
+        idle = format_elapsed(max(idle_ms, heartbeat_age_ms))
+        hangs = f"{stops} and made no progress for {idle} while {phase} (limit {format_elapsed(limit_ms)})"
+        return Decision(WriterAction.KILL, Cause.STOPPING, hangs)
+    return Decision(WriterAction.KEEP, Cause.STOPPING, f"{stops}; its current batch ({phase}) may still commit")
 
 
 def _phase(heartbeat: Heartbeat | None) -> Phase:

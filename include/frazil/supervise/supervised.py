@@ -279,11 +279,8 @@ class TableReader:
             return UnreadableState("the stream's table is unknown, because the stream has no valid spec")
         try:
             store = self._open(spec)
-            return (
-                store.read()
-                if store
-                else UnreadableState(self._problem or "the table is not loaded yet; frazil will retry")
-            )
+            problem = self._problem or "the table is not loaded yet; frazil will retry"
+            return store.read() if store else UnreadableState(problem)
         except FrazilError as error:
             return UnreadableState(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise

@@ -32,12 +32,8 @@ class OtlpExporter:
             resource = resource.merge(Resource({"service.name": "frazil"}))
         buckets = ExplicitBucketHistogramAggregation(BUCKET_BOUNDS_S)
         times = View(instrument_name="frazil.*", instrument_type=Histogram, aggregation=buckets)
-        self._provider = MeterProvider(
-            [reader or PeriodicExportingMetricReader(OTLPMetricExporter())],
-            resource=resource,
-            shutdown_on_exit=False,
-            views=[times],
-        )
+        readers = [reader or PeriodicExportingMetricReader(OTLPMetricExporter())]
+        self._provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False, views=[times])
         meter = self._provider.get_meter("frazil", __version__)
         histograms = {
             m: meter.create_histogram(m.name, m.unit, m.description) for m in METRICS if m.type is MetricType.HISTOGRAM

@@ -68,11 +68,8 @@ def operations_page() -> FastAPI:
     def overview(user: GetUserDep) -> Response:
         from frazil.airflow.page import missing_components, views  # Airflow's other processes load plugins too
 
-        return json_response(
-            views.build_overview(
-                partial(visible_streams, user), airflow=missing_components.describe_missing_components()
-            )
-        )
+        missing = missing_components.describe_missing_components()
+        return json_response(views.build_overview(partial(visible_streams, user), airflow=missing))
 
     @app.get("/api/stream/{name}")
     def stream(  # noqa: PLR0913 - a request's options

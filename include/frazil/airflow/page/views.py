@@ -130,12 +130,8 @@ def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Ans
     ]
     if known:
         file = _overview_file()
-        answer_cache().ask(
-            "this host",
-            ("saved", file),
-            partial(save_statuses, file, known, now_ms=clock.now_ms()),
-            keep_s=SAVE_INTERVAL_S,
-        )
+        save = partial(save_statuses, file, known, now_ms=clock.now_ms())
+        answer_cache().ask("this host", ("saved", file), save, keep_s=SAVE_INTERVAL_S)
 
 
 def _overview_file() -> Path:

@@ -165,13 +165,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.host.given_up import announce_given_up  # needed by a running trigger only
 
         if (instance := self.task_instance) is not None:
-            announce_given_up(
-                self.stream,
-                given_up.subject,
-                run_id=instance.run_id,
-                reason=given_up.reason,
-                table_fingerprint=given_up.table_fingerprint,
-            )
+            run, reason, table = instance.run_id, given_up.reason, given_up.table_fingerprint
+            announce_given_up(self.stream, given_up.subject, run_id=run, reason=reason, table_fingerprint=table)
 
     def _pause(self) -> None:
         desired = self._open_desired()

@@ -209,13 +209,8 @@ class WriterTrigger(UserActionTrigger):
         if (instance := self.task_instance) is None:
             return
         try:
-            announce_given_up(
-                self.stream,
-                step.decision.subject,
-                run_id=instance.run_id,
-                reason=step.decision.reason,
-                table_fingerprint=step.observed.table_fingerprint,
-            )
+            run, reason, table = instance.run_id, step.decision.reason, step.observed.table_fingerprint
+            announce_given_up(self.stream, step.decision.subject, run_id=run, reason=reason, table_fingerprint=table)
         except OSError as error:  # the run fails nevertheless, and the next run may fail for the same reason
             self.log.warning("%s: cannot record that the supervisor gave up: %s", self.stream, error)
 
