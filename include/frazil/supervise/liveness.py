@@ -100,8 +100,8 @@ def decide_stopping(
     since = format_elapsed(now_ms - stop.requested_at_ms)
     stops = f"{_describe_process(launch)} was asked to stop {since} ago ({stop.reason})"
     if idle_ms > limit_ms or heartbeat_age_ms > policy.heartbeat_limit_ms:
-        idle = format_elapsed(max(idle_ms, heartbeat_age_ms))
-        hangs = f"{stops} and made no progress for {idle} while {phase} (limit {format_elapsed(limit_ms)})"
+        lasted = format_elapsed(max(idle_ms, heartbeat_age_ms))
+        hangs = f"{stops} and made no progress for {lasted} while {phase} (limit {format_elapsed(limit_ms)})"
         return Decision(WriterAction.KILL, Cause.STOPPING, hangs)
     return Decision(WriterAction.KEEP, Cause.STOPPING, f"{stops}; its current batch ({phase}) may still commit")
 
