@@ -81,11 +81,8 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         for sentence in _left_out_sentences(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
-        echo(
-            f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted: "
-            f"`frazil dlq replay {stream}` finishes it.",
-            err=True,
-        )
+        begun = f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted"
+        echo(f"{begun}: `frazil dlq replay {stream}` finishes it.", err=True)
 
 
 @dlq.command()
@@ -110,9 +107,8 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for dead_letter in found:
-        echo(
-            f"{dead_letter.where}  {format_utc(dead_letter.rejected_at_ms)}  {dead_letter.reason}: {dead_letter.error}"
-        )
+        at = format_utc(dead_letter.rejected_at_ms)
+        echo(f"{dead_letter.where}  {at}  {dead_letter.reason}: {dead_letter.error}")
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
         for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
@@ -152,9 +148,8 @@ def discard_(  # noqa: PLR0913 - a command's options
         return
     ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
-    _print_result(
-        as_json, f"{format_count(done, 'dead letter')} of stream {stream} discarded.", discarded=done, meant=count
-    )
+    sentence = f"{format_count(done, 'dead letter')} of stream {stream} discarded."
+    _print_result(as_json, sentence, discarded=done, meant=count)
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -279,10 +274,8 @@ def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    return (
-        f"Stream {spec.name}: {format_count(done.landed, 'dead letter', what)} now;{others} {done.failed:,} failed "
-        "again."
-    )
+    landed = format_count(done.landed, "dead letter", what)
+    return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
 
 
 def _shorten(text: str) -> str:

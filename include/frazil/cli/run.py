@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import FrameType
@@ -81,24 +82,18 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
     Example:
       frazil run flights --until-caught-up
     """
+    write: Callable[[WriterPipe], None]
     if application := find_application(streams_folder, stream):
-
-        def write_all(pipe: WriterPipe) -> None:
-            _write_application(application, streams_folder, pipe, until_caught_up=until_caught_up)
-
+        write = partial(_write_application, application, streams_folder, until_caught_up=until_caught_up)
         names = tuple(spec.name for spec in application.streams)
         for spec in application.streams:
             check_tables_are_unowned(streams_folder, spec)
-        raise SystemExit(run_in_foreground(stream, write_all, streams=names, as_json=as_json))
+        raise SystemExit(run_in_foreground(stream, write, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
     check_tables_are_unowned(streams_folder, spec)
-
-    def write(pipe: WriterPipe) -> None:
-        if spec.resources.driver_in_cluster:
-            _run_cluster_agent(spec, streams_folder, pipe, until_caught_up=until_caught_up)
-        else:
-            _write_stream(spec, pipe, until_caught_up=until_caught_up)
-
+    write = partial(_write_stream, spec, until_caught_up=until_caught_up)
+    if spec.resources.driver_in_cluster:
+        write = partial(_run_cluster_agent, spec, streams_folder, until_caught_up=until_caught_up)
     raise SystemExit(run_in_foreground(spec.name, write, as_json=as_json))
 
 
@@ -254,25 +249,19 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
     totals, waits = RunTotals(spec), WaitReporter()
 
     def say(event: Event) -> None:
-        from frazil.events import (  # after the JVM's start, as `write`
-            BatchCommitted,
-            EpochBegan,
-            OutageReported,
-            PhaseBegan,
-            TablesBehind,
-        )
+        from frazil import events  # after the JVM's start, as `write`
 
         match event.what:
-            case PhaseBegan(phase=Phase.STAGING):
+            case events.PhaseBegan(phase=Phase.STAGING):
                 waits.note_batch_start()
-            case TablesBehind(names=names) if not names:
+            case events.TablesBehind(names=names) if not names:
                 pass
-            case OutageReported(sentence=sentence) | TablesBehind(sentence=sentence):
+            case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
-            case EpochBegan():
+            case events.EpochBegan():
                 _report_pause(spec, pipe)
-            case BatchCommitted() as batch:
+            case events.BatchCommitted() as batch:
                 waits.note_commit()
                 pipe.say(totals.add(batch))
                 pipe.report({"stream": spec.name, **batch_document(batch)})

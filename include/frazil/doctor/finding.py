@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError
 
 
@@ -40,23 +40,20 @@ class Check:
 
 def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
     """Run all checks in parallel, and yield their findings in the order of the checks. Abandons a check that hangs."""
-    answers: dict[str, queue.SimpleQueue[list[Finding]]] = {}
-    for subject, check in checks.items():
-        answers[subject] = queue.SimpleQueue()
-        threading.Thread(target=_run_check, args=(subject, check, answers[subject]), daemon=True, name=subject).start()
+    threads = DaemonThreads(len(checks), "check")
+    answers = {subject: threads.submit(partial(_run_check, subject, check)) for subject, check in checks.items()}
     for subject, check in checks.items():
         try:
-            yield from answers[subject].get(timeout=check.within_s)
-        except queue.Empty:
-            yield Finding(
-                subject, CheckState.WRONG, f"no answer within {check.within_s:.0f} s", "find out what it waits for"
-            )
+            yield from answers[subject].result(check.within_s)
+        except TimeoutError:
+            silent = f"no answer within {check.within_s:.0f} s"
+            yield Finding(subject, CheckState.WRONG, silent, "find out what it waits for")
 
 
-def _run_check(subject: str, check: Check, to: queue.SimpleQueue[list[Finding]]) -> None:
+def _run_check(subject: str, check: Check) -> list[Finding]:
     try:
-        to.put(list(check.run()))
+        return list(check.run())
     except FrazilError as error:  # its message says what to do
-        to.put([Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")])
+        return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")]
     except Exception as error:  # anything that a client raises; the other checks continue
-        to.put([Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")])
+        return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {' '.join(str(error).split())}")]

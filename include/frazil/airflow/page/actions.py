@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -35,6 +35,7 @@ from frazil.airflow.page.missing_components import find_missing_components
 from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
 from frazil.airflow.page.views import SelectVisible, answer_cache, cached_declarations, writer_dag_of
 from frazil.airflow.partitions.dag import RELEASE_DAG
+from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.tables import TableKind, routes_by_name
@@ -127,21 +128,16 @@ def _plan_and_prepare(
     action: PageAction, subject: ActionSubject, form: Form, *, by: str
 ) -> tuple[Plan, PreparedAction | None]:
     plan = build_plan(action, _action_context(action, subject), dry=is_dry_run(form))
-    plan = replace(
-        plan, missing=find_form_problem(action, subject.route_name or subject.name, form, now_ms=clock.now_ms())
-    )
-    spec = subject.spec
+    spec, name = subject.spec, subject.route_name or subject.name
+    plan = replace(plan, missing=find_form_problem(action, name, form, now_ms=clock.now_ms()))
     if action is PageAction.RELEASE and not (plan.refused or plan.missing):
         plan = replace(plan, missing=find_release_problem(form, run_with_timeout(partial(fetch_signal_cursor, spec))))
     if action not in PREPARED_ACTIONS or plan.refused or plan.missing:
         return plan, None
-    prepared = run_with_timeout(
-        lambda: (
-            plan_reset(spec, parse_reset_target(form), by=by)
-            if action is PageAction.RESET
-            else plan_abandon(spec, by=by)
-        )
-    )
+    if action is PageAction.RESET:
+        prepared = run_with_timeout(lambda: plan_reset(spec, parse_reset_target(form), by=by))
+    else:
+        prepared = run_with_timeout(lambda: plan_abandon(spec, by=by))
     says, version_token = (*plan.says, *prepared.says), f"{plan.version_token}/{prepared.version_token}"
     return replace(plan, says=says, version_token=version_token, refused=prepared.refused), prepared
 
@@ -149,9 +145,8 @@ def _plan_and_prepare(
 def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext:
     """Return the state that the action depends on. Raises Invalid if Airflow's database does not respond."""
     spec = subject.spec
-    paused = answer_cache().fetch_one(
-        "plans", ("paused", subject.dag), partial(read_pauses, [subject.dag]), keep_s=1, within_s=2
-    )
+    read = partial(read_pauses, [subject.dag])
+    paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, within_s=2)
     runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
@@ -228,19 +223,15 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         raise Invalid(problem)
     version_token = read_text(form, "version_token")
     if not version_token and plan.version_token:
-        raise Invalid(
-            f"Nothing was changed in {subject.name}: the request does not confirm a plan. Read the plan, then "
-            "confirm it"
-        )
+        problem = "the request does not confirm a plan. Read the plan, then confirm it"
+        raise Invalid(f"Nothing was changed in {subject.name}: {problem}")
     if plan.version_token != version_token:
         what = describe_changes(action, version_token, plan.version_token)
-        raise Invalid(
-            f"{subject.name} has changed since the plan was shown: {what}. Check the new plan, then confirm it"
-        )
+        changed = f"{subject.name} has changed since the plan was shown"
+        raise Invalid(f"{changed}: {what}. Check the new plan, then confirm it")
     if action in DAG_ACTIONS:
-        return _start_run(
-            subject, build_run_conf(action, subject.route_name or subject.name, form), run_id=run_id, user=user
-        )
+        conf = build_run_conf(action, subject.route_name or subject.name, form)
+        return _start_run(subject, conf, run_id=run_id, user=user)
     if prepared is not None:
         run_with_timeout(prepared.carry_out)
         if action is PageAction.RESET:
@@ -249,9 +240,8 @@ def _check_and_carry_out(action: PageAction, subject: ActionSubject, form: Form,
         return ActionResult(f"{done} Its run fails and is not retried.")
     if action is PageAction.SEND_AGAIN:
         return ActionResult(run_with_timeout(lambda: _resend_day(spec, form, by=by)))
-    return ActionResult(
-        run_with_timeout(lambda: _set_desired(action, spec, by=by, reason=reason, generation=plan.generation))
-    )
+    change = partial(_set_desired, action, spec, by=by, reason=reason, generation=plan.generation)
+    return ActionResult(run_with_timeout(change))
 
 
 def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | None, user: str) -> ActionResult:
@@ -297,28 +287,17 @@ def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     day = parse_day(form)
     windows = list(windows_between(Grain(spec.window), day.start_us, day.end_us))
     table = spec.table.identifier
-    sent = resend_signals(
-        open_stream_catalog(spec), table, windows, note=f"sent again by {by}", clock_ms=clock.now_ms()
-    )
+    catalog, note = open_stream_catalog(spec), f"sent again by {by}"
+    sent = resend_signals(catalog, table, windows, note=note, clock_ms=clock.now_ms())
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
 def run_with_timeout(work: Callable[[], T], *, seconds: float = 20.0) -> T:
     """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="frazil-action", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failed:
-        raise failed[0]
-    if not done:
+    threads = DaemonThreads(1, "frazil-action")
+    answer = threads.submit(work)
+    wait([answer], seconds)
+    threads.close()
+    if not answer.done() or answer.cancelled():
         raise TimeoutError(f"no response within {seconds:.0f} s")
-    return done[0]
+    return answer.result()

@@ -128,6 +128,8 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
     line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
+    happened = [one for one in found.past.happened if shown.contains(one.at_ms)]
+    is_read = history.at_ms is not None and not history.problem
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
@@ -152,18 +154,13 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         ),
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
-        actions=possible_actions(
-            spec,
-            build_action_state(answer.value, history.value, is_read=history.at_ms is not None and not history.problem),
-        ),
+        actions=possible_actions(spec, build_action_state(answer.value, history.value, is_read=is_read)),
         problems=unreported_problems(unreadable_parts, answer.value),
         period=shown,
         points=points,
         rates=add_arrivals(mean_rates(points, recorded), points),
         trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
-        happened=tuple(
-            reversed([one for one in found.past.happened if shown.contains(one.at_ms)][-MAX_STREAM_EVENTS:])
-        ),
+        happened=tuple(reversed(happened[-MAX_STREAM_EVENTS:])),
     )
 
 
