@@ -99,9 +99,8 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
 def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:
     """Return the next step after a reset; `writer` is the state of this host's writer."""
     if not writer.is_alive:
-        return (
-            f"Stream {stream} has epoch {epoch}. `frazil resume {stream}`, or `frazil run {stream}`, continues there."
-        )
+        next_step = f"`frazil resume {stream}`, or `frazil run {stream}`, continues there."
+        return f"Stream {stream} has epoch {epoch}. {next_step}"
     command = "run" if writer is ProcessState.FOREGROUND else "resume"
     return (
         f"Stream {stream} has epoch {epoch}, so the writer on this host commits nothing more. It exits with 13 "

@@ -83,25 +83,17 @@ def daily_dags(
     files = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
     sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in list_windowed_views(spec)}
     declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
-    for one in _refuse_shared_targets(declared):
+    targets = Counter(one.spec.target for one in declared if one.spec)
+    for found in declared:
+        one = found
+        if found.spec is not None and targets[found.spec.target] > 1:  # they would overwrite each other's days
+            problem = f"another aggregation has the same target {found.spec.target!r}; change one of them"
+            one = replace(found, spec=None, problem=problem)
         dags.append(_daily_dag(one, Path(application), on_failure))
         if one.spec:
             dags.append(_reopened_dag(one, one.spec, on_failure))
             dags.append(_reconcile_dag(one, one.spec, on_failure))
     return {dag.dag_id: dag for dag in dags}
-
-
-def _refuse_shared_targets(declared: Sequence[_Aggregation]) -> list[_Aggregation]:
-    """Replace the spec of aggregations that share a target, and would overwrite each other's days, by a problem."""
-    targets = Counter(one.spec.target for one in declared if one.spec)
-
-    def refuse_shared(one: _Aggregation) -> _Aggregation:
-        if one.spec is None or targets[one.spec.target] == 1:
-            return one
-        problem = f"another aggregation has the same target {one.spec.target!r}; change one of them"
-        return replace(one, spec=None, problem=problem)
-
-    return [refuse_shared(one) for one in declared]
 
 
 def _read_aggregation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,11 @@ def writer_dags(
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
     serves their queue.
     """
-    own, shared = _group_by_application(all_streams(Path(streams)))
+    own: list[DeclaredStream] = []
+    shared: dict[str, list[DeclaredStream]] = defaultdict(list)
+    for one in all_streams(Path(streams)):
+        application_name = one.spec.application if one.spec else None
+        (own if application_name is None else shared[application_name]).append(one)
 
     def find_queue(name: str) -> str | None:
         return queue if isinstance(queue, str) or queue is None else queue.get(name)
@@ -54,18 +58,6 @@ def writer_dags(
     for name, members in shared.items():
         dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, find_queue(name)))
     return {dag.dag_id: dag for dag in dags}
-
-
-def _group_by_application(
-    found: Iterable[DeclaredStream],
-) -> tuple[list[DeclaredStream], dict[str, list[DeclaredStream]]]:
-    own, shared = [], defaultdict(list)
-    for one in found:
-        if one.spec is None or one.spec.application is None:
-            own.append(one)
-        else:
-            shared[one.spec.application].append(one)
-    return own, shared
 
 
 def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
