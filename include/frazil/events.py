@@ -212,7 +212,7 @@ StreamEvent = (
 class Event:
     stream: str
     at_ms: int
-    """In milliseconds since 1970, UTC."""
+    """Milliseconds since 1970, UTC."""
     what: StreamEvent
 
 

@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 
 MIN_FREE_BYTES = 2**16
-"""With less, a disk counts as full, because a log or a record in a run folder may no longer fit."""
+"""A disk with less counts as full, because a log or a record in a run folder may no longer fit."""
 
 
 def home() -> Path:

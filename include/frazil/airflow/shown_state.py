@@ -1,5 +1,5 @@
-"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task: the only part of a
-task in Airflow 3.3's UI that its trigger can write.
+"""Shows the state of a deferred task's writer, or what the task waits for, as an XCom of the task. Its trigger can
+write nothing else that Airflow 3.3's UI shows.
 """
 
 from __future__ import annotations

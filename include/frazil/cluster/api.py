@@ -8,7 +8,7 @@ import requests
 from urllib3.exceptions import NewConnectionError
 
 TIMEOUT_S = (2.0, 5.0)
-"""For connecting, and for each pause while a response arrives."""
+"""Timeouts for connecting, and for each pause while a response arrives."""
 
 
 class ApiUnavailable(Exception):

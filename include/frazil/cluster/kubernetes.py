@@ -104,7 +104,7 @@ class DriverPod:
 
 
 def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
-    """Return the driver's status from a pod object. Raises ApiUnavailable if `pod` is none."""
+    """Return the driver's status from a pod object. Raises ApiUnavailable for any other object."""
     status = pod.get("status")
     if pod.get("kind", "Pod") != "Pod" or not isinstance(status, dict):
         raise ApiUnavailable(f"{API_NAME} did not return a pod")

@@ -23,7 +23,7 @@ SERVICE_ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 @dataclass(frozen=True, slots=True)
 class KubernetesAccess:
     address: str
-    """Without a trailing slash, such as `https://10.0.0.1:443`."""
+    """The API's URL without a trailing slash, such as `https://10.0.0.1:443`."""
     namespace: str = "default"
     token: str | None = None
     token_file: Path | None = None

@@ -26,7 +26,7 @@ class ClusterDriver:
     arguments: tuple[str, ...]
     resources: Resources
     environment: Mapping[str, str]
-    """On YARN, it may contain secrets, and is passed in the properties file."""
+    """It may contain secrets on YARN, and is passed in the properties file there."""
 
 
 def build_submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:

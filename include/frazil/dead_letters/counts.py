@@ -40,7 +40,7 @@ class DeadLetter:
     error: str
     key: str | None
     value: str | None
-    """None for a tombstone."""
+    """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
     """Kafka allows a header name to repeat."""
     replays: int
@@ -63,7 +63,7 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
 def read_samples(
     table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
 ) -> list[DeadLetter]:
-    """Return the first `limit` of the dead letters. Raises SpecError if `decrypt` lacks the right secret."""
+    """Return the first `limit` of the dead letters. Raises SpecError if `decrypt` has the wrong secret."""
     row_filter = selection.row_filter(spec)
     coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if coordinates is None:

@@ -92,9 +92,9 @@ EMPTY_RESULT = ReplayResult("", 0, 0)
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
     """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
 
-    `run` identifies the caller. Raises the errors of a backfill; SpecError for a stream without coordinates;
-    RouteBehind and CommitUnavailable for routed tables; WriterBusy during a backfill; BackfillAbandoned if an operator
-    abandoned the replay of `run`.
+    `run` identifies the caller. Raises the errors of a backfill, and SpecError for a stream without coordinates. A
+    routed table raises RouteBehind or CommitUnavailable, a backfill under way WriterBusy, and an abandoned replay of
+    `run` BackfillAbandoned.
     """
     check_coordinates(opened.spec)
     check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)

@@ -44,7 +44,7 @@ class Connections:
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
-    """By catalog, namespace, location, and whether commits are atomic."""
+    """The faults by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
 
     @classmethod
@@ -114,7 +114,7 @@ def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _check_kafka(spec: StreamSpec) -> str:
-    """Return a sentence about the stream's topics, all of which exist and can be read."""
+    """Check that the stream's topics exist and can be read, and return a sentence about them."""
     from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable

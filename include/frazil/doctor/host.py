@@ -24,7 +24,7 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""With less, a disk gets a warning, because logs and files of tasks would soon fill it."""
+"""A disk with less gets a warning, because logs and files of tasks would soon fill it."""
 
 
 def check_python() -> Iterator[Finding]:

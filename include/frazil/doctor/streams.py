@@ -129,7 +129,7 @@ class ServerTime:
     theirs_ms: int
     after_ms: int
     precision_ms: int = 0
-    """By how much the server's true time may be later than `theirs_ms`."""
+    """The server's true time may be later than `theirs_ms` by up to this many milliseconds."""
 
     @property
     def difference_ms(self) -> int:

@@ -77,7 +77,7 @@ class ActionContext:
     dag: str | None = None
     """The DAG that carries out the action, or that supervises the stream."""
     dag_paused: bool | None = None
-    """None if Airflow does not have the DAG."""
+    """Unknown (None) if Airflow does not have the DAG."""
     unfit: str | None = None
     """Why the action is not possible on this stream, or None."""
     backfill: str = ""

@@ -75,7 +75,7 @@ class WindowDecision:
     again: Mapping[Window, int]
     """Windows signalled before, with the number of late rows since then."""
     from_us: int | None
-    """With `through_us`, the range of the new cursor; None if no watermark is known."""
+    """The range of the new cursor, with `through_us`; None if no watermark is known."""
     through_us: int | None
     reason: str
 
@@ -189,7 +189,7 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""From the newest trusted event time. Rows of later windows are assumed to come from wrong clocks."""
+"""Maximum time after the newest trusted event time. Rows of later windows count as from wrong clocks."""
 
 
 @dataclass(frozen=True, slots=True)

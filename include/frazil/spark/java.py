@@ -47,7 +47,7 @@ def runs_in_jvm() -> bool:
 
 @contextmanager
 def explain_java_errors() -> Iterator[None]:
-    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start in the `with` block for lack of Java or PySpark.
+    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start in the `with` block without Java or PySpark.
 
     Java's version is checked only after a failed start, because `java -version` takes as long as starting the JVM.
     """

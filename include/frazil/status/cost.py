@@ -63,7 +63,7 @@ class CostReport:
     stream: str
     owner: str
     days: dict[str, StreamCost]
-    """By UTC date."""
+    """Costs by UTC date."""
     stored_bytes: int
 
     @property

@@ -280,8 +280,8 @@ def consecutive_crashes(
 ) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first, while they still indicate a problem.
 
-    Empty if the running writer has committed, has outlived the others without lag, or if the failed service responds
-    again; also after the crash window, and if the supervisor's decision has another cause.
+    They no longer do if the running writer has committed or outlived the others without lag, or if the failed service
+    responds again. The crash window, and another cause of the supervisor's decision, end them too.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES

@@ -31,7 +31,7 @@ class Metric:
     """The OpenTelemetry name, such as `frazil.records`."""
     type: MetricType
     unit: str
-    """In UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
+    """The unit in UCUM, as OpenTelemetry requires: `s`, `By`, or the counted thing in braces."""
     description: str
     labels: tuple[str, ...] = STREAM
     by_partition: bool = False

@@ -1,5 +1,6 @@
-"""Requests complete days that were never aggregated, from a comparison of runs with the signals table: Airflow loses
-events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
+"""Requests complete days that were never aggregated, from a comparison of runs with the signals table.
+
+Airflow loses events of a paused DAG, and partial roll-ups when a partition mapper changes or a DAG disappears.
 """
 
 from __future__ import annotations
