@@ -100,10 +100,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return the days of one aggregation in a target's history.
-
-    Leaves out runs whose input has been rolled back since, or belonged to a source table that was dropped.
-    """
+    """Return an aggregation's days in a target's history whose input is still in the source's history."""
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):

@@ -190,15 +190,12 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
 
 
 def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
-    """Create the target, partitioned by day, if it does not exist.
-
-    Spark would number a new table's columns from 0, and SeaweedFS's REST catalog refuses a partition by column 0.
-    """
+    """Create the target, partitioned by day, if it does not exist."""
     catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with translate_catalog_errors(catalog.name):
         if not catalog.table_exists(identifier):
-            # Iceberg's Spark runtime converts the schema. The catalog assigns new column ids.
+            # Not with Spark, which numbers columns from 0: SeaweedFS refuses a partition by column 0.
             iceberg: Any = spark._jvm.org.apache.iceberg  # type: ignore[union-attr]  # it has no public name
             converted = iceberg.spark.SparkSchemaUtil.convert(result._jdf.schema())
             schema = Schema.model_validate_json(iceberg.SchemaParser.toJson(converted))

@@ -24,10 +24,7 @@ class FrazilShortCircuit(_ShortCircuitDecoratedOperator):
 
 
 def run_name(context: Any) -> str:
-    """Return the name of a run outside Airflow, the same for all tries.
-
-    It includes the run's date: after a run or Airflow's database is deleted, a later run may get the same id.
-    """
+    """Return a run's name outside Airflow, the same for all tries; with the date, because ids may be used again."""
     return f"{context['dag'].dag_id}/{context['run_id']} of {context['dag_run'].run_after.isoformat()}"
 
 

@@ -39,9 +39,7 @@ class InletEvent(Protocol):
 
 
 def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
-    """Return the signals that an asset's events report. An event that a user created by hand never counts, because it
-    may have been sent before the window was complete.
-    """
+    """Return the signals that an asset's events report, without events that a user created by hand."""
     published, foreign = set(), []
     for event in events:
         number = _signal_number(event)

@@ -20,10 +20,7 @@ class CancellableEngine(Engine, Protocol):
 
 
 class SharedEngine:
-    """An engine that many writers use at the same time.
-
-    A few threads run all batches, because each Python thread that calls Spark occupies a thread of the JVM.
-    """
+    """An engine that many writers use at the same time, in few threads, because each takes one of the JVM."""
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine

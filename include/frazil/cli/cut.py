@@ -95,11 +95,7 @@ LoadedTables = dict[str, tuple[Table, str]]
 
 
 def _load_unchanged(names: Sequence[str], folder: Path, *, complete: bool) -> tuple[list[CutStream], LoadedTables]:
-    """Return the streams and their tables, all with the same published backfills and replays.
-
-    With `complete`, raises TableLost or RouteBehind if rows are missing. Raises WriterBusy if one was published during
-    each attempt.
-    """
+    """Return the streams and their tables, all with the same published backfills. Raises WriterBusy."""
     for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
@@ -126,10 +122,7 @@ def _may_have_published_meanwhile(tables: StreamTables, default_table: Table) ->
 def _load_streams(
     names: Sequence[str], folder: Path, *, complete: bool
 ) -> tuple[list[StreamTables], list[CutStream], LoadedTables]:
-    """Return the streams' handles, their records for `find_cut`, and the loaded tables.
-
-    With `complete`, raises TableLost or RouteBehind if rows are missing.
-    """
+    """Return the handles, the records for `find_cut`, and the tables. `complete` requires that no rows are missing."""
     streams: list[StreamTables] = []
     histories: list[CutStream] = []
     tables: LoadedTables = {}

@@ -90,11 +90,7 @@ class Terminal:
     """The reader's end of the pipe. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
     def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
-        """Create the terminal for the writer with this run folder.
-
-        `on_gone` is called, by any thread, if the terminal can no longer be written. With `as_json`, sentences go to
-        stderr.
-        """
+        """`on_gone` is called, by any thread, once the terminal is gone. With `as_json`, sentences go to stderr."""
         self._exchange = open_exchange(folder)
         self._live = sys.stdout.isatty() and not as_json
         self._as_json, self._text_stream = as_json, sys.stderr if as_json else sys.stdout
@@ -215,10 +211,7 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 
 
 class WaitReporter:
-    """Decides when to show what a writer waits for: after half a minute, and then every half minute.
-
-    A wait ends when a batch begins and nothing was reported since the last commit.
-    """
+    """Decides when to show what a writer waits for: after half a minute, and then every half minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

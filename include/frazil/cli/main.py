@@ -69,10 +69,7 @@ OWN_HOME = frozenset({"dev", "init", "run"})
 
 
 def enter_running_demo() -> None:
-    """Use the demo that runs in the current folder, unless FRAZIL_HOME names a folder.
-
-    The demo writes its environment and its pid to `.frazil/demo.json`.
-    """
+    """Use the demo that runs in this folder (`.frazil/demo.json`), unless FRAZIL_HOME names a folder."""
     try:
         found = json.loads((home() / "demo.json").read_text())
         os.kill(found["pid"], 0)

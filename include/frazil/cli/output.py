@@ -41,10 +41,7 @@ def echo_json(document: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """Output of a command that changes something: sentences while it runs, and with --json one document at its end.
-
-    With --json, sentences go to standard error.
-    """
+    """Sentences while a command runs, and with --json, which moves them to stderr, one document at its end."""
 
     as_json: bool
 
@@ -143,10 +140,7 @@ def echo_line(line: str, *, style: str, head: int) -> None:
 
 
 def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> None:
-    """Show the output of `render` on a separate screen, every `every_s` seconds until Ctrl-C.
-
-    Raises click.UsageError without a terminal.
-    """
+    """Show `render`'s output on a separate screen, every `every_s` seconds until Ctrl-C. Raises click.UsageError."""
     from rich.console import Group  # only for output to users
     from rich.live import Live
     from rich.text import Text
@@ -171,10 +165,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show at a terminal that work is in progress, and for how long.
-
-    Yields a function `step(done, total, text)`, which turns the display into a progress bar.
-    """
+    """Show at a terminal that work is in progress. Yields `step(done, total, text)`, which shows a progress bar."""
     console = _make_console(err=True)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
@@ -188,10 +179,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask the user for confirmation, unless --yes was given.
-
-    Raises click.UsageError (exit 2) without both a terminal and --yes, and click.Abort (exit 1) if the user answers no.
-    """
+    """Ask for confirmation unless `yes`. Raises click.UsageError without a terminal, and click.Abort for a no."""
     if yes:
         return
     if not sys.stdin.isatty():

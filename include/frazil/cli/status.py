@@ -139,11 +139,7 @@ def _problem_sentences(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    """Return the number of the last day's rejected records that are still dead letters.
-
-    None if that is all of them, or if the tables or their counts by error class are incomplete. Loads the tables only
-    if a record was rejected.
-    """
+    """Return how many of the last day's rejected records are still dead letters; None for all, or if unknown."""
     if one.flow is None or not one.flow.rejected_last_day:
         return None
     try:

@@ -38,10 +38,7 @@ class Driver(Protocol):
         """Return the driver's current status; UNKNOWN if the cluster does not respond."""
 
     def kill(self) -> None:
-        """Kill the driver, if it runs; its current batch is not committed.
-
-        Raises AccessDenied, and EnvironmentUnusable if the cluster does not respond.
-        """
+        """Kill the driver, and thereby its current batch. Raises AccessDenied and EnvironmentUnusable."""
 
     def log(self, *, limit_bytes: int) -> str | None:
         """Return the last part of the driver's standard error and output; None if the cluster does not have its log."""

@@ -107,10 +107,7 @@ def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_
 
 
 def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAccess:
-    """Return the access that a kubeconfig defines for a context, by default the current one.
-
-    Raises EnvironmentUnusable if the file is unreadable or uses an unsupported feature.
-    """
+    """Return the access of a kubeconfig's context, by default the current one. Raises EnvironmentUnusable."""
     try:
         config = yaml.safe_load(file.read_text())
         name = context or config["current-context"]

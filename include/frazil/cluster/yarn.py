@@ -70,10 +70,7 @@ def read_resource_managers(configuration: Path) -> tuple[str, ...]:
 
 
 def find_application(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
-    """Return the id of the newest application with this tag, or None.
-
-    Raises ApiUnavailable if YARN gives no usable response.
-    """
+    """Return the id of the newest application with this tag, or None. Raises ApiUnavailable."""
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
     problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
     for address in addresses:

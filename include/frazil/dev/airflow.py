@@ -46,11 +46,7 @@ _ROLES = {"admin": "admin", "op": "op", "viewer": "viewer"}
 
 
 class EmbeddedAirflow(process.EmbeddedService):
-    """An Airflow with its database, logs, secrets and process records in the folder `home`.
-
-    Plugins and DAGs come from the checkout; `dags` names a different DAG folder. `extra` overrides environment
-    variables.
-    """
+    """An Airflow in the folder `home`, with the checkout's plugins and DAGs. `extra` overrides variables."""
 
     def __init__(  # noqa: PLR0913 - each by its name
         self,
@@ -117,11 +113,7 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def start(self) -> Self:
-        """Start the components that are not running, and wait until all are healthy.
-
-        Raises EnvironmentUnusable if a port is taken, the database cannot be created, or a component ends or stays
-        unhealthy.
-        """
+        """Start what is not running, and wait until all components are healthy. Raises EnvironmentUnusable."""
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()

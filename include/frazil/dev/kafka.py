@@ -59,11 +59,7 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker with its data, log, port and process record in one folder.
-
-    A broker that already runs in the folder is used unchanged. `listeners` are the names and ports of additional
-    listeners, whose security needs `settings` of the broker.
-    """
+    """A broker in one folder, in which a running one is used unchanged. `settings` secure additional `listeners`."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 
@@ -92,10 +88,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
-        """Create a topic, and wait until each of its partitions has a leader.
-
-        Raises EnvironmentUnusable with the broker's reason, for example because the topic exists.
-        """
+        """Create a topic, and wait until its partitions have leaders. Raises EnvironmentUnusable."""
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
         try:

@@ -45,10 +45,7 @@ class _StoreState:
 
 
 class EmbeddedObjectStore(process.EmbeddedServer):
-    """An object store with its data, log and process record in one folder, which keeps ports and keys.
-
-    If a store is already running in the folder, it is used unchanged.
-    """
+    """An object store in one folder, which keeps ports and keys. A running one is used unchanged."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the object store", "object-store", 180
     # Acknowledged data is already on disk. A regular stop waits 15 s for SeaweedFS's own components, which are its

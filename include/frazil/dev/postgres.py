@@ -32,11 +32,7 @@ _DEBIAN_FOLDER = Path("/usr/lib/postgresql")
 
 
 class EmbeddedPostgres(process.EmbeddedServer):
-    """A PostgreSQL server with its log, process record, port and password in one folder.
-
-    Root needs `data` for a folder that another user can access. A server that already runs in the folder is used
-    unchanged.
-    """
+    """A PostgreSQL server in one folder. Root needs `data`, a folder that another user can access."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "PostgreSQL", "postgres", 60
 

@@ -109,10 +109,7 @@ class EmbeddedServer(EmbeddedService):
         return last_lines(self.log)
 
     def start(self) -> Self:
-        """Start the server unless it is running, and wait until it is ready.
-
-        Raises EnvironmentUnusable or MissingExtra if it cannot start.
-        """
+        """Start the server unless it runs, and wait until it is ready. Raises EnvironmentUnusable and MissingExtra."""
         if self.server() is None:
             self._launch()
         elif wanted := self._port_conflict():

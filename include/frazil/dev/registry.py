@@ -29,10 +29,7 @@ _MAIN_JAR = "quarkus-run.jar"
 
 
 class EmbeddedRegistry(process.EmbeddedServer):
-    """A schema registry with its data, log, port and process record in one folder.
-
-    Later starts in the folder keep the schemas and their ids. `settings` are additional properties of Apicurio.
-    """
+    """A schema registry in one folder, which keeps schemas and their ids. `settings` are Apicurio's properties."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "the schema registry", "registry", 120
 

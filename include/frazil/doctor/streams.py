@@ -151,10 +151,7 @@ def evaluate_clock(server: str, answer: ServerTime) -> Finding:
 
 
 def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare our clock with those of HTTP servers (by URL) and databases (functions by catalog).
-
-    A server whose time is unknown gets a warning.
-    """
+    """Compare our clock with HTTP servers (by URL) and databases. A server without a time gets a warning."""
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }

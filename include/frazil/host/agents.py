@@ -43,10 +43,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Ask the agent to kill its driver, and record when it was first asked.
-
-    Returns False if the process is not an agent, or if the agent was first asked over a minute ago.
-    """
+    """Ask an agent to kill its driver. Return False for other processes, and a minute after the first call."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

@@ -59,10 +59,7 @@ def _confirm(stream: str, given_up: GivenUp) -> None:
 
 
 def read_active_given_up(stream: str, observation: Observation) -> GivenUp | None:
-    """Return the record that the supervisor gave up, if no writer has started on this host since.
-
-    Raises OSError, ValueError and TypeError for an unreadable run folder.
-    """
+    """Return the record unless a writer has started here since. Raises OSError, ValueError and TypeError."""
     given_up = read_notes(run_folder(stream)).given_up
     if given_up is None or observation.process.is_alive:
         return None

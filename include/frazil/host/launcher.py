@@ -68,10 +68,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
-        """Start the writer as a detached process, and return once it runs.
-
-        Raises WriterBusy if a writer already runs, and EnvironmentUnusable if the command cannot start.
-        """
+        """Start the writer as a detached process, and return once it runs. Raises WriterBusy, EnvironmentUnusable."""
 
     @abstractmethod
     def observe(self) -> Observation:

@@ -9,8 +9,5 @@ from frazil.host.local import LocalLauncher
 
 
 def open_launcher(application: str, *, folder: Path | None = None) -> Launcher:
-    """Return the launcher of a writer application, even if another process launched it.
-
-    `folder` is its run folder, if it is not in this process's FRAZIL_HOME.
-    """
+    """Return a writer application's launcher. `folder` is its run folder, if outside this FRAZIL_HOME."""
     return LocalLauncher(application, folder=folder)

@@ -35,10 +35,7 @@ class WriterLock:
         self._fd: int | None = None
 
     def acquire(self) -> int:
-        """Take the lock as a foreground launch, or an inherited one, and return its file descriptor.
-
-        Raises WriterBusy with the holder's pid.
-        """
+        """Take the lock or inherit it, and return its file descriptor. Raises WriterBusy with the holder's pid."""
         if (inherited := self._inherited_fd()) is not None:
             self._fd = inherited
             return inherited

@@ -32,10 +32,7 @@ def is_alive(process: ProcessMark | None) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process does not exist, or is a zombie without other threads.
-
-    A killed JVM may hold ports, locks and files until all its threads have ended.
-    """
+    """Whether the process is gone, or is a zombie without other threads, which may hold ports and files."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:

@@ -17,10 +17,7 @@ MIN_OFFSETS_PER_RANGE = 8
 
 
 class OffsetTally:
-    """Counts offsets, which may arrive in any order and in several pieces.
-
-    A stream's offsets are nearly consecutive, so a billion offsets take a few hundred MB.
-    """
+    """Counts offsets, in any order and in several pieces. A billion of a stream take a few hundred MB."""
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()

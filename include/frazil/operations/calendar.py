@@ -106,10 +106,7 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return a calendar of hourly or daily partitions up to now; None for other partitions.
-
-    `staged` are the partitions of open backfills.
-    """
+    """Return hourly or daily partitions up to now, with the `staged` ones of backfills; None for others."""
     found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:

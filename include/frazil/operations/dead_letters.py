@@ -134,11 +134,7 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum the changes of a replay or discard by error class, from the hours of `first` on.
-
-    Hours of `first` are partly before the counted period: their changes are limited to, and subtracted from,
-    `of_first`.
-    """
+    """Sum changes by error class; those in hours of `first` are limited to, and subtracted from, `of_first`."""
     found = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:

@@ -286,10 +286,7 @@ def _bounded_key(text: str) -> str:
 
 
 def _escape_slack(text: str) -> str:
-    """Escape Slack's control characters, and replace formatting marks, which have no escape, by similar characters.
-
-    Marks within a word or between backquotes have no effect in Slack, and are kept.
-    """
+    """Escape control characters, and replace marks that would format text, which have no escape, by similar ones."""
     parts = _CODE.split(text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
     parts[::2] = [_MARKS.sub(lambda mark: mark[0].translate(_SIMILAR_MARKS), plain) for plain in parts[::2]]
     return "".join(parts)

@@ -36,10 +36,7 @@ from frazil.timetext import format_utc
 
 
 def plan_reset(spec: StreamSpec, wanted: ResetTarget, *, by: str = "an unknown user") -> PreparedAction:
-    """Read the table and Kafka, and return the effects of a reset. Raises the errors of both.
-
-    Raises AdoptionRequired for a stream that has not started.
-    """
+    """Read the table and Kafka, and return a reset's effects. Raises the errors of both, and AdoptionRequired."""
     opened = open_read_only(spec)
     with open_kafka(spec) as kafka:
         seen = read_state_before_reset(opened.tables)

@@ -120,10 +120,7 @@ class Agent:
         self._killed_at_s = float("-inf")
 
     def run(self) -> tuple[int, str | None]:
-        """Follow the driver until it ends. Return its exit code, and the reason if it is not 0.
-
-        Raises the errors of a submission, and Fenced.
-        """
+        """Follow the driver until it ends. Return the exit code and the reason. Raises submission errors and Fenced."""
         while True:
             try:
                 observation = self._observe()

@@ -45,10 +45,7 @@ _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 
 
 def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
-    """Run the writer until the agent or an operator stops it, or no records are left. Return the exit code.
-
-    Raises FrazilError if the catalog or `order.json` cannot be read.
-    """
+    """Run the writer until it is stopped or caught up. Return the exit code. Raises FrazilError."""
     log_to_stderr()
     end_with_parent(os.getppid())
     found = load_catalog(catalog)

@@ -70,10 +70,7 @@ class Submitter(Protocol):
 
 
 def create_submitter(resources: Resources) -> Submitter:
-    """Return the submitter for the cluster of `resources.master`.
-
-    Raises EnvironmentUnusable if Java, the cluster's configuration or its credentials are missing.
-    """
+    """Return the submitter for the cluster of `resources.master`. Raises EnvironmentUnusable."""
     if resources.manager is ClusterManager.STANDALONE:
         return StandaloneSubmitter(resources)
     if resources.manager is ClusterManager.KUBERNETES:
@@ -83,10 +80,7 @@ def create_submitter(resources: Resources) -> Submitter:
 
 
 class StandaloneSubmitter:
-    """Uses the REST servers of Spark's masters.
-
-    They do not list drivers, so a driver whose submission had no response must report its own id.
-    """
+    """Uses the REST servers of Spark's masters, which do not list drivers: a driver reports its own id."""
 
     def __init__(self, resources: Resources) -> None:
         self._addresses = standalone.rest_addresses(resources.master, resources.rest_port)
@@ -154,10 +148,7 @@ class YarnSubmitter:
         raise ApiUnavailable("spark-submit succeeded, but did not print the application's id")
 
     def _find_accepted_application(self, driver: ClusterDriver, failed: SubmitFailed) -> str:
-        """Return the application that YARN accepted although spark-submit failed.
-
-        Raises `failed` if YARN accepted none, and ApiUnavailable if this is unknown.
-        """
+        """Return the application that YARN accepted. Raises `failed` if none, or ApiUnavailable."""
         application = parse_application_id(failed.output)
         try:
             application = application or self._find_by_tag(driver)
@@ -209,10 +200,7 @@ class KubernetesSubmitter:
 def run_spark_submit(
     driver: ClusterDriver, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> str:
-    """Run spark-submit, and return its output once the cluster has accepted the driver.
-
-    Raises SubmitFailed, SpecError, and ApiUnavailable if it does not end in time.
-    """
+    """Run spark-submit, and return its output. Raises SubmitFailed, SpecError, and ApiUnavailable at a timeout."""
     require_pyspark()
     import pyspark  # an extra
 

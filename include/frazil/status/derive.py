@@ -30,10 +30,7 @@ MAX_REASON_CHARACTERS = 800
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    """Return the state that the supervisor's decision determines, as a copy of `known`.
-
-    `problem` is the error of carrying out the decision.
-    """
+    """Return the state of the decision, whose error is `problem`, as a copy of `known`."""
     row, heartbeat = (
         consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
         observed.heartbeat,

@@ -27,10 +27,7 @@ def freshness_limit_ms(spec: StreamSpec) -> int:
 
 
 def freshness_ms(known: Waiting, *, now_ms: int) -> int | None:
-    """Return the largest possible age of the oldest waiting record: since the writer had caught up, or the last commit.
-
-    0 if no record waits; None before the first commit.
-    """
+    """Return the largest possible age of the oldest waiting record; 0 if none waits, None before the first commit."""
     since_ms = known.last_commit_at_ms if known.caught_up_at_ms is None else known.caught_up_at_ms
     if since_ms is None:
         return None

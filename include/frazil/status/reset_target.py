@@ -76,10 +76,7 @@ def find_target_offsets(
 def _offsets_from_marker(
     seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets, limited to those that Kafka has.
-
-    Without a marker, raises MarkerUnreadable unless `named` has every topic-partition.
-    """
+    """Return the marker's offsets, limited to those in Kafka. Without a marker, `named` must have all."""
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}

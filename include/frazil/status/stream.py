@@ -131,10 +131,7 @@ def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int |
 
 
 def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:
-    """Whether a writer runs, or None. A writer on another host is visible only through its commits.
-
-    A marker without recent commits may belong to a writer that has no records.
-    """
+    """Whether a writer runs, or None: only commits show a writer on another host."""
     if known.writer.pid is not None:
         return True
     if known.writer.has_ended and not known.commits_elsewhere:

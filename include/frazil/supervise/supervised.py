@@ -54,10 +54,7 @@ class Program:
         generation: int,
         streams: tuple[str, ...],
     ) -> LaunchRequest:
-        """Build the request to launch the program with this process's Python.
-
-        `variables` are the environment variables that the declarations reference.
-        """
+        """Build the request to launch the program. `variables` are those that the declarations reference."""
         python = sys.executable
         environment = build_writer_environment(
             variables, os.environ, connections=connections, python=python, home=str(home())
@@ -366,10 +363,7 @@ class Declaration:
         return ValidDeclaration(self.spec.fingerprint())
 
     def _read_own_file(self) -> StreamSpec | None:
-        """Return the spec of the stream's own file, or None, which makes the caller read the whole folder.
-
-        A new second declaration is detected when the folder is next listed.
-        """
+        """Return the spec of the stream's own file; None lets the caller read the whole folder."""
         path = FOLDER_INDEX.find_file(self._folder, self._stream)
         try:
             spec = load_stream(path) if path is not None else None

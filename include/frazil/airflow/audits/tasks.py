@@ -69,10 +69,7 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Audit the complete hours before `moment`, and log each finding.
-
-    Raises AirflowSkipException if the stream has not committed yet, and the errors of `audit`.
-    """
+    """Audit the complete hours before `moment`, and log each finding. Raises AirflowSkipException before a commit."""
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)

@@ -47,10 +47,7 @@ class RouteTables:
         return None if spec is None else cls(name, spec, specs)
 
     def due(self, actions: Collection[str]) -> list[str]:
-        """Return the tables to rewrite: those that need it most, then those that cannot be measured.
-
-        Raises FrazilError if there are several tables and none can be measured.
-        """
+        """Return the tables to rewrite, the neediest first. Raises FrazilError if none of several was measured."""
         if not {*Action} & {*actions}:
             return []
         catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()

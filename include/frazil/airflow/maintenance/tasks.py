@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_to_rewrite(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Return the tables to pass to Spark: a table with its dead-letter tables, or the due tables of a route.
-
-    Empty if no action is due, and in a dry run, which logs what would be done.
-    """
+    """Return a table with its dead-letter tables, or a route's due ones; empty if none is due, and in a dry run."""
     if route := RouteTables.find(name, valid_specs(streams)):
         found = route.due(actions)
         return [] if dry_run else found
@@ -121,9 +118,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield each named table with its catalog. Raises AirflowFailException at the end if a name may be declared in a
-    file that this worker has never read as valid.
-    """
+    """Yield each table with its catalog. Raises AirflowFailException at the end if an unknown name may be declared."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

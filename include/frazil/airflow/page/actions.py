@@ -190,10 +190,7 @@ def _add_table_state(found: ActionContext, action: PageAction, spec: StreamSpec)
 
 
 def carry_out(action: PageAction, subject: ActionSubject, form: Form, *, user: str) -> ActionResult:
-    """Carry out an action if its plan is still the confirmed one.
-
-    Raises Invalid, OutcomeUnknown, FrazilError, and the errors of catalogs and Kafka.
-    """
+    """Carry out an action if its plan is still the confirmed one. Raises Invalid, OutcomeUnknown and FrazilError."""
     try:
         done = _check_and_carry_out(action, subject, form, user=user)
     except (CommitUnavailable, TimeoutError) as error:  # it may still land

@@ -72,10 +72,7 @@ class ViewOptions:
 def build_stream_view(
     name: str, wish: ViewOptions, sees: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """Return the view of one stream; None if no file declares it or the user may not see it.
-
-    `may_act` says whether the user may act on the stream, given the id of its writer's DAG.
-    """
+    """Return the view of a stream that the user may see. `may_act` takes the id of its writer's DAG."""
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not sees({name: views.writer_dag_of(one)}):
         return None

@@ -30,12 +30,7 @@ Payload = dict[str, Any]
 
 
 class PollingTrigger(BaseTrigger):
-    """Calls `poll` in a thread every `poll_seconds`, and fires once. Logs why the task waits: a changed reason
-    immediately, changed numbers once an hour.
-
-    A restarted triggerer creates it again from the same arguments. A failed poll is repeated, except for errors of
-    frazil that an operator must correct.
-    """
+    """Calls `poll` in a thread every `poll_seconds`, and fires once. Logs changed reasons at once, numbers hourly."""
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

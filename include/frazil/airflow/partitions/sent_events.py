@@ -47,10 +47,7 @@ class UnsentSignals:
 
 
 def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) -> None:
-    """Mark all signals of a table as sent if the store has no entry yet: a new Airflow gets no old events.
-
-    If the stored number is invalid, begin with the first event that Airflow has.
-    """
+    """Mark all signals as sent if the store has no entry yet: a new Airflow gets no old events."""
     store: AssetStore = context["asset_state_store"][asset]
     if store.get(SENT_TO_KEY) is None:
         store.set(SENT_TO_KEY, signals.number)
@@ -60,10 +57,7 @@ def mark_current_as_sent(signals: TableSignals, asset: Asset, context: Context) 
 
 
 def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -> UnsentSignals:
-    """Return the signals that an asset has not received. If it has received all, the next check begins after them.
-
-    Raises AirflowException if it is currently unknown which signals the asset has received.
-    """
+    """Return what an asset has not received, and store where the next check begins. Raises AirflowException."""
     store: AssetStore = context["asset_state_store"][asset]
     new = signals.after(stored_number(store, SENT_TO_KEY) or 0)
     if not new:

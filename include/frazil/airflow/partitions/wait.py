@@ -72,10 +72,7 @@ def _removal_message(table: str) -> str:
 
 
 class CompletionTrigger(PollingTrigger):
-    """Fires when windows can be signalled, or when another process has signalled some.
-
-    Its arguments are `table`, `streams`, and `number`: that of the table's last signal when the task was deferred.
-    """
+    """Fires when windows can be signalled, or when another process has signalled one after `number`."""
 
     _searched_s: float | None = None
     """When late rows of a template's tables were last searched; None if only the task did."""

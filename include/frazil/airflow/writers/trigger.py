@@ -94,11 +94,7 @@ class UserActionTrigger(BaseTrigger):
 
 
 class WriterTrigger(UserActionTrigger):
-    """Runs a step of one writer's supervisor every few seconds, until the supervisor gives up or has nothing to
-    supervise.
-
-    Has no state: a restarted triggerer creates it again, and it finds the writer by the run folder.
-    """
+    """Runs a step of a writer's supervisor every few seconds. Has no state: the run folder leads to the writer."""
 
     def __init__(  # noqa: PLR0913 - what it is made again from
         self,
