@@ -118,10 +118,7 @@ class DayRun:
 def run_aggregation(
     name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
 ) -> int:
-    """Aggregate one day, and return the exit code (see `frazil.errors`): 0, also if the target has a newer input.
-
-    Without a snapshot id, the input is chosen from the day's signals.
-    """
+    """Aggregate one day, with an input chosen now by default. Return the exit code (see `frazil.errors`)."""
     log_to_stderr()
     try:
         spec, of_day = find_aggregation(folder, name), parse_day(day)

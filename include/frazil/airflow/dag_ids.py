@@ -50,12 +50,7 @@ class TaskSubject:
 
 
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
-    """Return the stream or table that a task instance is about.
-
-    :param label: the name of a mapped task instance, as Airflow's UI shows it; None before it starts.
-    :param form: the parameters of the run, which any user may have set.
-    :param shared: whether the DAG belongs to a shared application.
-    """
+    """Return the stream or table of a task instance. `label` names a mapped one, `form` has the run's parameters."""
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if shared:

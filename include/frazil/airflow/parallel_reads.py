@@ -15,9 +15,8 @@ MAX_THREADS = 8
 def read_in_parallel(
     names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
 ) -> dict[str, T | Exception]:
-    """Return for each name the result of `read`, or its exception: TimeoutError after `within_s` seconds.
-
-    `read` runs in threads, where a task cannot call Airflow. The process does not wait for a read that hangs.
+    """Return what `read` returns or raises, by name; TimeoutError after `within_s` seconds. Abandons reads
+    that hang.
     """
     pool = ThreadPoolExecutor(at_once)
     futures = {name: pool.submit(read, name) for name in names}

@@ -31,10 +31,7 @@ class HostedWriter(Protocol):
 
 
 class HostedLauncher(Launcher):
-    """Launches one stream's writer in this process, with the lock and the records of a separate process.
-
-    A thread cannot be killed; instead, `stop(force=True)` cancels the tasks of the writer's batch.
-    """
+    """Launches one stream's writer in this process, with the lock and the records of a separate process."""
 
     def __init__(
         self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]

@@ -37,10 +37,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class WriterPipe(logging.Handler):
-    """The writer's end of the pipe. As a log handler, it also sends frazil's own warnings, but not Spark's.
-
-    It never blocks: if the reader does not read, lines are dropped and counted.
-    """
+    """The writer's end of the pipe, and a log handler. Lines that the reader does not read are dropped and counted."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(logging.WARNING)

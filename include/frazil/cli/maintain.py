@@ -108,14 +108,11 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 
 def local_spark_settings(catalog: str | None) -> dict[str, str]:
-    """Return the settings of a Spark that uses all cores and listens on localhost only, with one catalog's jars.
-
-    The serial collector used less CPU than the others in `bench/compaction.py`.
-    """
+    """Return the settings of a Spark that uses all cores, on localhost only, with one catalog's jars."""
     return {
         "spark.master": "local[*,4]",
         "spark.driver.memory": "4g",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",  # used least CPU in bench/compaction.py
         "spark.jars": ",".join(map(str, ensure_catalog_jars(catalog))),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

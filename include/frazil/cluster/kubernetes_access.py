@@ -76,11 +76,7 @@ class _AuthorityAdapter(HTTPAdapter):
 
 
 def find_access(master: str, environment: Mapping[str, str], *, context: str | None = None) -> KubernetesAccess:
-    """Return how to access the API at `master`: by the file in KUBECONFIG, the pod's service account, or
-    `~/.kube/config`.
-
-    Raises EnvironmentUnusable if these credentials cannot be used.
-    """
+    """Return the access by KUBECONFIG, the pod's service account, or `~/.kube/config`. Raises EnvironmentUnusable."""
     named = (environment.get("KUBECONFIG") or "").partition(os.pathsep)[0]
     if not named and environment.get("KUBERNETES_SERVICE_HOST"):
         access = read_service_account(environment)

@@ -45,11 +45,7 @@ def pod_name(driver: ClusterDriver) -> str:
 
 
 def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
-    """Return the pod object to create: the declared pod template with the driver's container.
-
-    Raises SpecError if a variable would be visible in the pod's description, if the template is unreadable, or for a
-    property of the pod that frazil does not support.
-    """
+    """Return the pod object to create: the declared template with the driver's container. Raises SpecError."""
     spark = driver.resources.spark
     pod = _read_template(driver)
     metadata, spec = pod.setdefault("metadata", {}), pod.setdefault("spec", {})

@@ -41,10 +41,7 @@ def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[
 
 
 def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return the properties for spark-submit. `resources.spark` overrides those that do not identify the driver.
-
-    Raises SpecError for a cluster to which frazil submits without spark-submit.
-    """
+    """Return the properties; `resources.spark` overrides those that do not identify the driver. Raises SpecError."""
     resources = driver.resources
     common = {
         "spark.app.name": f"frazil {driver.application}",

@@ -45,10 +45,7 @@ def is_submitted(output: str) -> bool:
 
 
 def read_resource_managers(configuration: Path) -> tuple[str, ...]:
-    """Return the web addresses of all ResourceManagers in yarn-site.xml, such as `http://rm1:8088`.
-
-    `configuration` is the folder of this file. Raises EnvironmentUnusable if it cannot be read.
-    """
+    """Return the addresses in yarn-site.xml of the folder `configuration`. Raises EnvironmentUnusable."""
     file = configuration / "yarn-site.xml"
     try:
         found = {
@@ -93,10 +90,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
 
 
 class YarnDriver:
-    """A `Driver` that is the ApplicationMaster of a Spark application in cluster mode.
-
-    The active ResourceManager responds. A cluster without Kerberos checks `user` against its access lists.
-    """
+    """A `Driver` that is an ApplicationMaster. Without Kerberos, access lists permit `user` or do not."""
 
     def __init__(self, application: str, *, addresses: Sequence[str], user: str | None = None) -> None:
         self._application, self._addresses, self._user = application, tuple(addresses), user

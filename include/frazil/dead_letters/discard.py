@@ -37,10 +37,7 @@ class DiscardMark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
-    """Mark the selected dead letters in one commit, and return the number of newly marked ones.
-
-    Leaves out those that a published replay turned into rows. Raises WriterBusy while a replay is under way.
-    """
+    """Mark the selected dead letters in one commit. Return the number of newly marked ones. Raises WriterBusy."""
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties

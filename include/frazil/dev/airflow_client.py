@@ -15,10 +15,7 @@ Json = dict[str, Any]
 
 
 class AirflowClient:
-    """Calls one Airflow as one user. Signs in at the first call, and again when the token has expired.
-
-    Methods return Airflow's JSON. If Airflow refuses a call, they raise EnvironmentUnusable with its reason.
-    """
+    """Calls one Airflow as one user, and returns its JSON. Raises EnvironmentUnusable if Airflow refuses a call."""
 
     def __init__(self, url: str, *, user: str, password: str) -> None:
         self.url = url.rstrip("/")

@@ -165,11 +165,7 @@ def write_catalogs(
     local_warehouse: Path,
     default: str | None = None,
 ) -> tuple[str, ...]:
-    """Write PyIceberg's configuration of `rest` and `postgres`, for the given servers. Return the catalogs' names.
-
-    The tables of `postgres` are in the object store if given, otherwise in a local folder. By default, the first
-    catalog is the default one. Only the file's owner can read it.
-    """
+    """Write PyIceberg's configuration of `rest` and `postgres` for the given servers. Return the catalogs' names."""
     catalogs: dict[str, dict[str, str]] = {}
     if store is not None:
         catalogs["rest"] = store.rest_catalog()

@@ -26,11 +26,7 @@ NAMES = frozenset(
 def build_writer_environment(
     referenced: Collection[str], base: Mapping[str, str], *, connections: Mapping[str, str], python: str, home: str
 ) -> dict[str, str]:
-    """Return the complete environment of a writer, from the supervisor's environment `base`.
-
-    Only known settings and the variables in `referenced` are passed on. `connections` maps ids to values of
-    `AIRFLOW_CONN_<ID>`. `home` is the absolute FRAZIL_HOME.
-    """
+    """Return a writer's environment: known settings of `base`, `referenced` variables, and `connections` by id."""
     passed = {
         name: value
         for name, value in base.items()

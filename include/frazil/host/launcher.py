@@ -60,11 +60,7 @@ class LogChunk:
 
 
 class Launcher(ABC):
-    """Runs one writer application, which outlives the process that launched it.
-
-    A launcher holds no resources between calls: other processes can observe and stop the same writer, even at the same
-    time. A call may block for up to a second.
-    """
+    """Runs one writer application, which outlives the process that launched it. Calls take up to a second."""
 
     @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
@@ -76,14 +72,8 @@ class Launcher(ABC):
 
     @abstractmethod
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch. With `force`, kill the writer and all its processes.
-
-        Does not wait, may be repeated, and does nothing if no supervised writer runs.
-        """
+        """Ask the writer to end after its current batch, or with `force` kill it. Does not wait; may be repeated."""
 
     @abstractmethod
     def read_log(self, since: LogPosition | None, *, limit_bytes: int) -> LogChunk | None:
-        """Return the complete lines of the log after a position, from at most the last `limit_bytes`.
-
-        Reads from the beginning without a position of this launch. Returns None if the log does not exist.
-        """
+        """Return the complete lines after a position, of the last `limit_bytes` at most; None without a log."""

@@ -84,10 +84,7 @@ class LocalLauncher(Launcher):
         return Observation(state, launch, read_heartbeat(self.folder, launch), exits)
 
     def stop(self, *, force: bool) -> None:
-        """Send SIGTERM to a supervised writer or, with `force`, SIGKILL to its process group.
-
-        With `force`, the agent of a driver in a cluster is first asked to kill the driver.
-        """
+        """See `Launcher.stop`. With `force`, an agent is first asked to kill its driver."""
         launch = read_launch(self.folder)
         if launch is None or launch.kind is not LaunchKind.SUPERVISED:
             return

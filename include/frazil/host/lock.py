@@ -128,10 +128,7 @@ class WriterLock:
 
 
 def read_launch(folder: Path) -> Launch | None:
-    """Return the launch in a lock file; None if the file is missing, empty or unreadable.
-
-    The holder overwrites its record in place, so an incomplete record is read again.
-    """
+    """Return the launch in a lock file, or None. An incomplete record is read again: its holder overwrites it."""
     for _ in range(5):
         try:
             text = (folder / LOCK_FILE).read_text()

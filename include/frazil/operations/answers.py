@@ -101,10 +101,7 @@ class AnswerCache:
     def ask(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, first: bool = False
     ) -> PendingAnswer[T]:
-        """Start a read unless the cached answer is younger than `keep_s`. Does not wait.
-
-        `first` moves it to the front of the group's queue. An exception of `read` becomes the answer's problem.
-        """
+        """Start a read unless the cached answer is younger than `keep_s`; `first` puts it first in its queue."""
         with self._changed:
             now_s = self._monotonic()
             self._drop_unused(now_s)

@@ -24,21 +24,14 @@ class DelayReason:
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:
-    """Return the end of the last window before which no window is open or held.
-
-    `bound_us` is the time up to which all feeds are complete, or None.
-    """
+    """Return the end of the last window up to `bound_us` before which none is open or held."""
     return None if bound_us is None else min([grain.floor(bound_us), *held])
 
 
 def find_delay_reasons(
     feeds: Iterable[Feed], following: Window | None, held: Iterable[str], *, now_us: int
 ) -> tuple[DelayReason, ...]:
-    """Return a reason for each feed that delays the next window, then for each window that a gate holds.
-
-    As long as the window `following` (None while a watermark is unknown) is not over, the time is the only other
-    reason.
-    """
+    """Return a reason for each feed that delays the next window, and for each window that a gate holds."""
     feeds, gates = tuple(feeds), tuple(DelayReason("gate", key) for key in held)
     if following is not None and following.end_us > now_us:
         return (DelayReason("time", f"the {following.grain} is not over"), *gates)

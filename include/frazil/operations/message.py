@@ -177,10 +177,7 @@ class Message:
 def build_message(
     alerts: Iterable[Mapping[str, Any]], *, is_over: bool, active: Sequence[Mapping[str, Any]], overview: str
 ) -> Message | None:
-    """Return the message about alerts that fired or resolved, or None. `active` includes those that fired.
-
-    The alerts of a stream that does not write are one incident: its first alert and its end are reported.
-    """
+    """Return the message about alerts that fired or resolved, or None. A stream that does not write is one incident."""
     changed = _select_reported([*alerts], active, is_over=is_over)
     troubles = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
     standing = len(active)

@@ -33,11 +33,7 @@ class Trend:
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the rate for each point, oldest first. A batch's records are spread over the spans since the previous
-    batch.
-
-    The newest spans have no rate as long as their batch may still be in progress.
-    """
+    """Return each point's rate, oldest first. A batch's records are spread over the spans since the previous batch."""
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None

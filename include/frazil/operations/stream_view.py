@@ -195,10 +195,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     now_ms: int,
     past_ms: int = DAY_MS,
 ) -> TableHistory:
-    """Return the last day's rejected records and changes, from snapshot summaries alone.
-
-    `dead_letters` is the dead-letter table's metadata; `past_ms` is the period of the events.
-    """
+    """Return the last day's rejected records and changes, and the events of `past_ms`, from summaries alone."""
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
     published = published_summaries(metadata, spec.name, since_ms=day_ms)

@@ -229,11 +229,7 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
 def table_health(
     shape: Shape | None, calendar: Calendar | None, alerts: Sequence[ActiveAlert], amiss: Sequence[str] = ()
 ) -> Health:
-    """Return the health of a table by the rules of the overview; any alert, route problem or held window needs
-    attention.
-
-    `shape` is None if it is unknown.
-    """
+    """Return a table's health by the overview's rules. Any alert, route problem or held window needs attention."""
     due = {"it": [action.name for action in shape.actions if action.due]} if shape else None
     found = combine_health(["it"], alerts, due)
     if found is not None and found.level is Level.TROUBLE:
@@ -277,10 +273,7 @@ class RoutedTables:
 def search_routed(
     names: Sequence[str] | None, search: str, *, amiss: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """Return the tables that contain each word of the search; None if no tables are known.
-
-    `amiss` maps names of tables, including missing tables, to problems. `level` is the level of the route's stream.
-    """
+    """Return the tables that contain each word of the search. `amiss` maps names of tables to problems."""
     wrong = amiss or {}
     if not names and not wrong:
         return None

@@ -40,10 +40,7 @@ class DriverInputs:
     declared: Mapping[str, Any]
     """The declaration, with the text of the files that it refers to."""
     resources: Resources
-    """The declared resources, with the Spark properties that the submission needs.
-
-    References are resolved, except on a standalone cluster, whose command line would show the values.
-    """
+    """References are resolved, except on a standalone cluster, whose command line would show values."""
     folder: DriverFolder
     restart_generation: int
     program: Path
@@ -62,11 +59,7 @@ class DriverInputs:
 
 
 def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverInputs:
-    """Create the stream's missing tables, next to which driver and agent communicate, and return the driver's inputs.
-
-    Raises SpecError, AccessDenied, KafkaUnavailable, CommitUnavailable and other errors that prevent a writer from
-    starting.
-    """
+    """Create missing tables, and return the driver's inputs. Raises the errors that keep a writer from starting."""
     config = catalog_config(spec.table.catalog)
     if config.embedded and not spec.resources.on_loopback:
         raise SpecError(

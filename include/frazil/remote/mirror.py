@@ -26,11 +26,7 @@ LOG_CHECK_HEARTBEATS = 60
 
 
 class HeartbeatMirror:
-    """A thread that writes the heartbeat to the run folder every second, until the `with` block ends.
-
-    Before the driver starts, the heartbeat has its status in the cluster. While the storage does not respond, it
-    reports an outage.
-    """
+    """A thread that writes the heartbeat every second, also before the driver starts and during outages."""
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
         now_ms = clock.now_ms()

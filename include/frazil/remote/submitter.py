@@ -56,11 +56,7 @@ class SubmitFailed(EnvironmentUnusable):
 
 class Submitter(Protocol):
     def submit(self, driver: ClusterDriver) -> str:
-        """Submit a driver, and return its name in the cluster once the cluster has accepted it.
-
-        Raises EnvironmentUnusable if the cluster refuses it, SpecError, and ApiUnavailable if it is unknown whether it
-        was accepted.
-        """
+        """Submit a driver, and return its name in the cluster. Raises SpecError and EnvironmentUnusable."""
 
     def find(self, driver: ClusterDriver) -> str | None:
         """Return the name of a driver whose submission had no response, or None. Never raises an error."""

@@ -47,9 +47,8 @@ def runs_in_jvm() -> bool:
 
 @contextmanager
 def explain_java_errors() -> Iterator[None]:
-    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start in the `with` block without Java or PySpark.
-
-    Java's version is checked only after a failed start, because `java -version` takes as long as starting the JVM.
+    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Checks Java's version, which is slow,
+    only then.
     """
     require_pyspark()
     if runs_in_jvm():
@@ -66,11 +65,7 @@ def explain_java_errors() -> Iterator[None]:
 
 
 def require_pyspark() -> None:
-    """Raise MissingExtra if PySpark is not installed.
-
-    Checks for Py4J, because `import pyspark` also succeeds with pyspark-client, which Airflow's Spark provider
-    installs.
-    """
+    """Raise MissingExtra without Py4J: `import pyspark` succeeds with the pyspark-client of Airflow's provider."""
     require_module("py4j")
 
 

@@ -55,11 +55,7 @@ SMOKE_TEST = (
 
 
 def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], None]) -> None:
-    """Write the archive atomically, and report each step to `say`.
-
-    Raises MissingExtra if packages of a storage are not installed here, and EnvironmentUnusable if the packaged Python
-    cannot stage records.
-    """
+    """Write the archive atomically, and report each step to `say`. Raises MissingExtra and EnvironmentUnusable."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"

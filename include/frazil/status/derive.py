@@ -218,11 +218,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 
 
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
-    """Refine the state of `derive_from_decision` with what the table and Kafka show.
-
-    The checks ask, in this order, what stops the stream, what delays it, and whether it runs. The first that finds a
-    state decides.
-    """
+    """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
     found = (
         _decided_state(known)
         or _unreachable_state(known, spec, now_ms=now_ms)

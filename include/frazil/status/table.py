@@ -209,10 +209,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
 
 
 def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
-    """Return for each missing table of the stream and its route why it is missing and what to do.
-
-    Includes tables that could not be created yet. Raises the errors of the catalog and the storage.
-    """
+    """Return why each missing table of the stream and its route is missing. Raises the errors of the catalog."""
     table = load_stream_table(spec)
     if table is None:
         try:

@@ -256,11 +256,7 @@ def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive launches that ended by themselves, without a commit, newest first.
-
-    Stops at a launch that committed, was asked to stop, had another declaration or desired state, or ended more than
-    `window_ms` earlier.
-    """
+    """Return the latest consecutive launches that ended unasked, without a commit or a change, newest first."""
     last = exits[-1]
     same = _has_same_declaration(last)
 
@@ -298,10 +294,7 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether the service that made these writers end responds again: Kafka or, without lag, the catalog.
-
-    A writer has an epoch once it has committed its take-over, and a lag once its planner has reached Kafka.
-    """
+    """Whether the service that made these writers end responds: Kafka or, without lag, the catalog."""
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:

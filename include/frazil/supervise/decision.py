@@ -96,10 +96,7 @@ class SupervisionPolicy:
     hung_grace_ms: int = 30 * SECOND_MS
     """How long a hung writer may take to stop before it is killed."""
     removal_grace_ms: int = 10 * SECOND_MS
-    """How long a declaration may be missing, while files are replaced, before the stream counts as removed.
-
-    Commands and DAGs wait longer (`frazil.spec.last_valid.MAX_FILE_ABSENCE_MS`): removing a DAG deletes its runs.
-    """
+    """How long a declaration may be missing, while files are replaced; commands and DAGs wait longer."""
     first_backoff_ms: int = SECOND_MS
     max_backoff_ms: int = MINUTE_MS
     max_denied_backoff_ms: int = 15 * MINUTE_MS

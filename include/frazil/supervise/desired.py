@@ -51,11 +51,7 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Stop the writer after its current batch, and keep it stopped. Return the new state.
-
-        `after` is the generation that the user saw, also in `resume` and `restart`. Raises DesiredMoved if it has
-        changed.
-        """
+        """Stop the writer after its batch. Return the new state. Raises DesiredMoved unless `after` is current."""
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:

@@ -97,10 +97,7 @@ class Supervisor:
         return self.step()
 
     def clear_for_user(self, *, by: str, reason: str) -> SupervisionStep:
-        """Restart a running writer for a user, or let the supervisor retry after it gave up.
-
-        Ends a pause that the same user `by` requested. The next supervisor, perhaps on another host, starts the writer.
-        """
+        """Restart a running writer, or let the supervisor retry. End a pause that the user `by` requested."""
         with self._step_lock:
             launch = self._launcher.observe().launch
             self._note(given_up=None, cleared=launch.id if launch else None)

@@ -70,11 +70,7 @@ def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[st
 
 
 def check_completeness(table: str, streams: Path, *, after: int, reopened: bool = True) -> tuple[bool, str]:
-    """Return whether a window is complete or was signalled after number `after`, and why the next window waits.
-
-    Reads only metadata. Without `reopened`, late rows of a template's tables are not searched. Raises the errors of
-    `assess`.
-    """
+    """Return whether a window is complete or was signalled after number `after`, and why the next one waits."""
     specs = streams_feeding(streams, table)
     catalog = open_existing_catalog(specs[0].table.catalog)
     seen = _assess(catalog, specs, reopened=reopened)
