@@ -15,9 +15,7 @@ MAX_THREADS = 8
 def read_in_parallel(
     names: Iterable[str], read: Callable[[str], T], *, within_s: float, at_once: int = MAX_THREADS
 ) -> dict[str, T | Exception]:
-    """Return what `read` returns or raises, by name; TimeoutError after `within_s` seconds. Abandons reads
-    that hang.
-    """
+    """Return what `read` returns or raises, by name; TimeoutError after `within_s`. Abandons reads that hang."""
     pool = ThreadPoolExecutor(at_once)
     futures = {name: pool.submit(read, name) for name in names}
     wait(futures.values(), timeout=within_s)

@@ -12,8 +12,6 @@ from frazil.host.records import ExitRecord, Launch
 
 
 class ProcessState(StrEnum):
-    """Whether a writer's process runs, and in which way."""
-
     NEVER_LAUNCHED = "never launched"
     RUNNING = "running"
     FOREGROUND = "running in the foreground"

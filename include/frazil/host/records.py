@@ -21,8 +21,6 @@ MAX_EXITS = 50
 
 
 class LaunchKind(StrEnum):
-    """The launcher of a writer, and the process in which it runs."""
-
     SUPERVISED = "supervised"
     FOREGROUND = "foreground"
     """Launched by a user with `frazil run`. The supervisor does not stop it."""

@@ -99,7 +99,6 @@ class Plan:
     says: tuple[str, ...]
     refused: str | None = None
     missing: str | None = None
-    """What the user must change in the form first, or None."""
     version_token: str = ""
     """The confirmation sends it back, so that only the confirmed action is carried out."""
     retype: bool = False

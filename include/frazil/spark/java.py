@@ -47,9 +47,7 @@ def runs_in_jvm() -> bool:
 
 @contextmanager
 def explain_java_errors() -> Iterator[None]:
-    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Checks Java's version, which is slow,
-    only then.
-    """
+    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Only then, Java's version is checked."""
     require_pyspark()
     if runs_in_jvm():
         yield

@@ -89,7 +89,6 @@ class WriterProcess:
     error: str | None = None
     application: str | None = None
     fenced: bool = False
-    """Whether the process runs but cannot commit, because the stream has a newer epoch."""
     epoch: int | None = None
     foreground: bool = False
     """Whether a user ran the writer, so that no supervisor starts the next one."""
