@@ -82,7 +82,7 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
     """Return the end offsets of former topics of an upsert stream, from all its commit records; empty for others."""
-    if opened.spec.mode != "upsert":
+    if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = load_own_marker(opened)
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)

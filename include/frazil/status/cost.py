@@ -18,6 +18,9 @@ from frazil.spec.yaml_file import read_mapping
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
+PRICES_VARIABLE = "FRAZIL_PRICES"
+"""Environment variable with the path of a YAML file of prices."""
+
 
 class Prices(Model):
     """Prices in one currency. The defaults are list prices of AWS in us-east-1, in US dollars."""
@@ -36,6 +39,9 @@ class Prices(Model):
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
             raise SpecError(f"{path} is not a valid file of prices: {error}") from error
+
+    def format(self, price: float) -> str:
+        return f"{self.currency}{price:,.4f}"
 
 
 @dataclass(frozen=True, slots=True)

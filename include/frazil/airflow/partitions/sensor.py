@@ -7,7 +7,6 @@ A window before the first signalled window fails the task immediately.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +16,10 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
+from frazil.home import streams_folder
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-DEFAULT_STREAMS = "include/streams"
 
 
 class PartitionCompleteSensor(BaseSensorOperator):
@@ -37,7 +35,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
     def __init__(self, *, table: str, partition: str, streams: str | Path | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table, self.partition = table, partition
-        self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
+        self.streams = str(Path(streams or streams_folder()).absolute())
 
     def execute(self, context: Context) -> Any:
         trigger = PartitionTrigger(
