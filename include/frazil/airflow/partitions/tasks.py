@@ -107,7 +107,7 @@ def signal_complete_windows(
         what = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
         log.log(
             logging.INFO if one.sent else logging.ERROR,
-            "%s %s %s: revision %d, %d rows, %d of them late, up to %d dead letters, snapshot %d%s",
+            "%s %s %s: revision %s, %s rows, %s of them late, up to %s dead letters, snapshot %s%s",
             *(one.table, one.partition, what, one.revision, one.rows, one.late_rows, one.dead_letters),
             *(one.snapshot_id, f"; {one.note}" if one.note else ""),
         )
