@@ -16,15 +16,11 @@ from frazil.spec.formats import POSITION, Envelope, JsonFormat
 from frazil.spec.upsert import UNKEYABLE_TYPES
 
 ENVELOPE_KEYS = frozenset({"before", "after", "source", "op"})
-"""Keys of a Debezium event."""
 _OPERATIONS = frozenset("crudtm")
 """Debezium's codes of operations, as in an event's `op`."""
 _POSITION_FIELDS = ({"lsn"}, {"file", "pos"})
-"""Fields of `source` that store the position in the source's log, for PostgreSQL and for MySQL. The position orders
-events.
-"""
+"""Fields of `source` with the position in the source's log, for PostgreSQL and for MySQL."""
 _PLACEHOLDER = Envelope().unavailable
-"""Debezium's placeholder for a value that an update did not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +28,20 @@ class CapturedTable:
     """The columns and key of a source database's table, derived from its change events."""
 
     columns: tuple[ProposedColumn, ...]
-    """A column for each field of `after`, then the columns that the envelope fills. Key columns are required."""
+    """A column for each field of `after`, then those that the envelope fills. Key columns are required."""
     key: tuple[str, ...]
     is_guess: bool
     """Whether `key` is a guess, because the record keys cannot be used."""
     metadata: Mapping[str, str]
     """The envelope's field for each column that the envelope fills."""
     order_by: str | None
-    """Column with the position in the source's log; None if not all events have a position."""
+    """The position in the source's log; None if not all events have one."""
     event_time: str | None
-    """Column with the commit time in the source; None if not all events have one."""
+    """The commit time in the source; None if not all events have one."""
 
 
 def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable | None:
-    """Return the columns and the key of the source's table, if most records are Debezium events in JSON.
-
-    Returns None if they are not, or if no column can be a key.
-    """
+    """Return the source's table if most records are Debezium events in JSON, and a column can be a key."""
     if not isinstance(encoding.format, JsonFormat) or encoding.format.lines:
         return None
     events = [event for event in map(unwrap_event, encoding.records) if _is_event(event)]
@@ -73,7 +66,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    """Return the table. It has additional columns for the log position and the commit time, if all events have them."""
+    """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
@@ -101,7 +94,6 @@ def unwrap_event(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_event(value: Mapping[str, Any]) -> bool:
-    """Return whether a value has the form of a Debezium event."""
     states = [value.get("before"), value.get("after")]
     op = value.get("op")
     is_change = isinstance(op, str) and op in _OPERATIONS and isinstance(value.get("source"), dict)
@@ -109,17 +101,13 @@ def _is_event(value: Mapping[str, Any]) -> bool:
 
 
 def _find_key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the most frequent combination of field names in record keys.
-
-    Returns an empty tuple if one of them is not in `able`, the columns that can be part of a key.
-    """
+    """Return the most frequent field names in record keys; empty if one of them is not in `able`."""
     names = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
     limit = names.most_common(1)[0][0] if names else ()
     return limit if set(limit) <= set(able) else ()
 
 
 def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
-    """Return a record key as a mapping; None if it is not a JSON object."""
     try:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
@@ -128,10 +116,9 @@ def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
 
 
 def _to_key_column(column: ProposedColumn) -> ProposedColumn:
-    """Return the column as part of a key: required, and `long` instead of `int`, because ids grow."""
+    """Ids grow, so an `int` becomes `long`."""
     return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 
 def _unused_name(name: str, taken: set[str]) -> str:
-    """Return the name, with `source_` in front as often as needed to differ from `taken`."""
     return _unused_name(f"source_{name}", taken) if name in taken else name

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SampledRecord:
-    """One record of a sample."""
-
     value: bytes | None
     key: bytes | None = None
     timestamp_ms: int = -1
@@ -24,11 +22,11 @@ class Sample:
     topic: str
     records: tuple[SampledRecord, ...]
     records_in_topic: int
-    """Number of records in the topic, estimated from its offsets."""
+    """Estimated from the topic's offsets."""
 
     @property
     def records_per_day(self) -> float | None:
-        """Records per day, estimated from Kafka's timestamps; None if these span less than a minute."""
+        """Estimated from Kafka's timestamps; None if these span less than a minute."""
         stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None

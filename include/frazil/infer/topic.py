@@ -11,7 +11,6 @@ from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 
 UNREACHABLE_TIMEOUT_S = 10.0
-"""Seconds without a reachable broker after which reading fails."""
 
 
 def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:

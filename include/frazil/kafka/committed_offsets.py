@@ -1,4 +1,4 @@
-"""Reads which offsets hold committed records in Kafka, with a plain consumer that shares no code with the writer."""
+"""Reads which offsets hold committed records in Kafka, with a consumer that shares no code with the writer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 NO_MESSAGE_TIMEOUT_S = 60.0
-"""Maximum time (s) without a message from Kafka before reading fails."""
 MESSAGES_PER_CALL = 10_000
-"""Maximum number of messages that one call of the consumer returns."""
 
 _SETTINGS = {
     # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
@@ -29,7 +27,6 @@ _SETTINGS = {
     "enable.partition.eof": True,
     "fetch.queue.backoff.ms": 5,
 }
-"""librdkafka properties of the consumer."""
 
 
 def read_offsets(
@@ -37,8 +34,7 @@ def read_offsets(
 ) -> dict[TopicPartition, OffsetTally]:
     """Return the offsets of committed records in each range `[start, end)`.
 
-    Raises KafkaUnavailable if the brokers send nothing for too long, or if retention deletes the beginning of a range
-    in the meantime.
+    Raises KafkaUnavailable if brokers send nothing for too long, or retention deletes the beginning of a range.
     """
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}
@@ -53,10 +49,7 @@ def read_offsets(
 def _drain(
     consumer: Consumer, open_ranges: dict[TopicPartition, tuple[int, int]], tallies: dict[TopicPartition, OffsetTally]
 ) -> None:
-    """Read until every open range is complete, and add the offsets of its records to its tally.
-
-    A range is complete when its last offset, a later record, or the end of the partition has been read.
-    """
+    """A range is complete when its last offset, a later record, or the end of the partition has been read."""
     last_message_at = time.monotonic()
     while open_ranges:
         messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.5)
@@ -82,9 +75,7 @@ def _drain(
 
 
 def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Return a message's topic-partition and offset, and whether it is a record. The end of a partition is not a
-    record.
-    """
+    """Return topic-partition, offset, and whether the message is a record, not the end of a partition."""
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:

@@ -1,5 +1,3 @@
-"""The identity of the Kafka cluster and topics that a stream reads."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -14,11 +14,10 @@ from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
 
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
-"""Matches `not null` at the end of a column in the short form."""
 
 
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
-"""Optional attributes of a column that control how it is read from records."""
+"""Optional attributes that control how a column is read from records."""
 
 
 class Column(Model):
@@ -83,10 +82,7 @@ class Column(Model):
         return (self.name,) if self.from_ is None else parse_path(self.from_)
 
     def reading_settings(self, cast: Literal["strict", "lenient"] = "strict") -> dict[str, Any]:
-        """Return the settings for reading the column from records, except its type and unit.
-
-        `cast` is the stream's setting. The column's own setting overrides it.
-        """
+        """Return the settings for reading the column, except type and unit. `cast` is the stream's."""
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
         if (self.cast or cast) == "lenient" and "<" not in self.type:
             found["cast"] = "lenient"
@@ -107,7 +103,7 @@ class Column(Model):
 
     @property
     def json_text_fields(self) -> tuple[str, ...]:
-        """Full names of the string fields that store JSON text: fields of this column, or the column itself."""
+        """Full names of the column's string fields, or of the column itself, that store JSON text."""
         if self.as_ is None:
             return ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
@@ -128,7 +124,7 @@ class Column(Model):
 
 
 def convert_columns(value: object) -> object:
-    """Convert a mapping of declared columns to a tuple in the model's form. Raises ValueError for any other value."""
+    """Convert a mapping of declared columns to the model's form. Raises ValueError for any other value."""
     if isinstance(value, list | tuple):
         return value
     if not isinstance(value, Mapping):
@@ -137,10 +133,7 @@ def convert_columns(value: object) -> object:
 
 
 def convert_column(name: str, declared: object) -> object:
-    """Convert a declared column to the model's form: `"type [not null]"`, or a mapping with `type`.
-
-    The model rejects any other value.
-    """
+    """Convert `"type [not null]"`, or a mapping with `type`, to the model's form. The model rejects other values."""
     if isinstance(declared, str):
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}

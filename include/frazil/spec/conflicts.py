@@ -12,7 +12,7 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
-"""Maximum number of contradicting columns to report for two streams of a table."""
+"""Contradicting columns to report for two streams of a table."""
 
 
 def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
@@ -41,7 +41,6 @@ def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each stream whose name an earlier stream has."""
     first: dict[str, Path] = {}
     for path, spec in streams.items():
         if first.setdefault(spec.name, path) != path:
@@ -49,7 +48,6 @@ def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each table that two streams write in different catalogs."""
     first: dict[str, tuple[Path, str | None]] = {}
     for path, spec in streams.items():
         other, catalog = first.setdefault(spec.table.identifier, (path, spec.table.catalog))
@@ -87,10 +85,7 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each setting in which streams that route to the same table differ.
-
-    A window of the table is complete only if all these streams agree on it.
-    """
+    """A window of a table is complete only if all streams that route to it agree on its windows."""
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
@@ -111,15 +106,11 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
 
 
 def _own_tables(spec: StreamSpec) -> tuple[str, str]:
-    """Return the names of the stream's table and of its dead-letter table."""
     return spec.table.identifier, spec.dead_letter_table
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each resource setting in which streams of an application differ.
-
-    Also yields an error if an application and a stream have the same name.
-    """
+    """Streams of an application must agree on resources; its name must not be a stream's."""
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -142,15 +133,11 @@ def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _describe_mode(spec: StreamSpec) -> str:
-    """Describe the stream's mode, with the key of an upsert stream."""
     return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Yield an error for each conflict between streams that write to the same table.
-
-    Each stream is compared with the first one, and its topics with the topics of all streams before it.
-    """
+    """Each stream is compared with the first one; its topics with those of all streams before it."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         beside = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
@@ -187,7 +174,6 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
-    """Return the end of a message about two streams of a table if only one of them has `evolution: full`."""
     return (
         f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may "
         "make a "
@@ -197,7 +183,7 @@ def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings of windows in which two streams differ: the key, and both values as text."""
+    """Yield the key and both values of each setting of windows in which two streams differ."""
     for key, mine, its in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
@@ -218,7 +204,6 @@ def _split_servers(spec: StreamSpec) -> set[str]:
 
 
 def _table_struct(spec: StreamSpec) -> Struct:
-    """Return all columns of the stream's table as a struct, including coordinates."""
     declared = [Field(column.name, parse_type(column.type), column.required) for column in spec.columns]
     if spec.coordinates:
         declared += [Field(name, kind, name in REQUIRED_COORDINATES) for name, kind in COORDINATES.items()]
@@ -228,7 +213,7 @@ def _table_struct(spec: StreamSpec) -> Struct:
 
 
 def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield each column that the two structs declare differently: its path, and both declarations as text.
+    """Yield the path and both declarations of each column that the structs declare differently.
 
     A column that only one struct declares is a conflict only if it is `not null`.
     """
@@ -245,7 +230,6 @@ def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Itera
 
 
 def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the conflicts of one column, like `_struct_conflicts`."""
     if mine.name != its.name:
         yield ".".join(path), f"written {mine.name!r}", repr(its.name)
     elif mine.required != its.required:
@@ -255,7 +239,6 @@ def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator
 
 
 def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield the conflicts of two types, like `_struct_conflicts`."""
     if isinstance(mine, Struct) and isinstance(its, Struct):
         yield from _struct_conflicts(mine, its, path)
     elif isinstance(mine, List) and isinstance(its, List):
@@ -268,5 +251,4 @@ def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tu
 
 
 def _format_field(field: Field) -> str:
-    """Format a field's type as in a declaration."""
     return f"{field.type}{' not null' if field.required else ''}"

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Model, PositiveDuration
 
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
-"""How records encode a time: as ISO 8601 text, or as a number since 1970 in this unit."""
+"""ISO 8601 text, or a number since 1970 in this unit."""
 
 
 class EventTime(Model):

@@ -1,7 +1,5 @@
-"""Finds the file in a folder that declares a stream, for hundreds of supervisors in one process.
-
-Each supervisor looks up its file every few seconds. If each of them read the whole folder, the cost would grow with the
-square of their number.
+"""Finds the file that declares a stream, for hundreds of supervisors in one process, each of which would otherwise read
+the whole folder every few seconds.
 """
 
 from __future__ import annotations
@@ -18,20 +16,17 @@ from frazil.spec.load import list_stream_files
 from frazil.spec.yaml_file import read_mapping
 
 MAX_LISTING_AGE_S = 1.0
-"""Maximum age in seconds at which the listing of a folder is reused. Supervisors check every 2 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The files of a folder at one time."""
-
     at_s: float
     files: Mapping[str, Path | None]
     """The file that declares each stream; None for a stream that several files declare."""
 
 
 class FolderIndex:
-    """Finds files by the stream that they declare. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
+    """Finds files by stream. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,10 +34,7 @@ class FolderIndex:
         self._one_at_a_time = threading.Lock()
 
     def find_file(self, folder: Path, stream: str) -> Path | None:
-        """Return the file that declares the stream, according to the folder's last listing.
-
-        Returns None if no readable file declares it, or several files do.
-        """
+        """Return the file that declares the stream; None if no readable file does, or several do."""
         with self._one_at_a_time:
             listing = self._listings.get(folder)
             if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
@@ -51,7 +43,6 @@ class FolderIndex:
 
 
 def _map_files(folder: Path) -> dict[str, Path | None]:
-    """Return the file that declares each stream; None for a stream that several files declare."""
     found: dict[str, Path | None] = {}
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder

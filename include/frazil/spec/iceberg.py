@@ -47,7 +47,7 @@ from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 
 FIRST_PARTITION_FIELD_ID = 1000
-"""Field id of the first partition field (Iceberg specification, "Partition Specs")."""
+"""Iceberg specification, "Partition Specs"."""
 
 _PRIMITIVES: dict[str, type[Any]] = {
     "boolean": BooleanType,
@@ -65,7 +65,6 @@ _PRIMITIVES: dict[str, type[Any]] = {
     "decimal": DecimalType,
     "fixed": FixedType,
 }
-"""PyIceberg's class of each primitive type."""
 _TRANSFORMS: dict[str, type[Any]] = {
     "identity": IdentityTransform,
     "bucket": BucketTransform,
@@ -76,24 +75,21 @@ _TRANSFORMS: dict[str, type[Any]] = {
     "hour": HourTransform,
     "void": VoidTransform,
 }
-"""PyIceberg's class of each transform."""
 _COORDINATE_DOCS = {
     "kafka_topic": "Topic of the Kafka record",
     "kafka_partition": "Partition of the Kafka record",
     "kafka_offset": "Offset of the Kafka record",
     "kafka_timestamp": "Timestamp of the Kafka record",
 }
-"""Documentation of the coordinates in new tables."""
 
 
 class _FieldIds:
-    """Assigns new field ids as Iceberg does: all fields of one level get their ids before the fields nested in them."""
+    """Assigns field ids as Iceberg does: all fields of one level before the fields nested in them."""
 
     def __init__(self) -> None:
         self._ids = count(1)
 
     def convert(self, declared: types.Type) -> IcebergType:
-        """Convert a declared type to Iceberg's type, with new field ids."""
         if isinstance(declared, types.Primitive):
             primitive: IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
             return primitive
@@ -106,7 +102,7 @@ class _FieldIds:
         return MapType(key_id, self.convert(declared.key), value_id, self.convert(declared.value), value_required=False)
 
     def fields(self, declared: list[tuple[str, types.Type, bool, str | None]]) -> list[NestedField]:
-        """Convert declared fields (name, type, required, doc) to Iceberg's fields, with new field ids."""
+        """Convert declared fields: name, type, required, doc."""
         ids = [next(self._ids) for _ in declared]
         return [
             NestedField(field_id, name, self.convert(field_type), required=required, doc=doc)
@@ -115,9 +111,9 @@ class _FieldIds:
 
 
 def table_schema(spec: StreamSpec) -> Schema:
-    """Return the stream's schema: the declared columns in order, and the Kafka coordinates unless they are disabled.
+    """Return the declared columns in order, and the Kafka coordinates. Field ids start at 1.
 
-    Field ids start at 1. The key of an upsert stream becomes Iceberg's identifier fields.
+    The key of an upsert stream becomes Iceberg's identifier fields.
     """
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
@@ -139,10 +135,7 @@ def records_schema(spec: StreamSpec) -> Schema:
 
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with the field ids of the schema `of`.
-
-    Partition fields have the names that Spark gives them.
-    """
+    """Return the declared partitioning of the schema `of`. Partition fields have Spark's names."""
     terms = [parse_term(text) for text in spec.partition_by]
     fields = [
         PartitionField(
@@ -157,9 +150,7 @@ def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
 
 
 def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with the field ids of the schema `of`. Without a declaration, it is the unsorted
-    order (id 0).
-    """
+    """Return the declared sort order of the schema `of`; id 0 if it is unsorted."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
@@ -219,17 +210,15 @@ DEAD_LETTER_SCHEMA = Schema(
     NestedField(16, "discard_reason", StringType(), required=False, doc="Why it was discarded"),
     schema_id=0,
 )
-"""Schema of dead-letter tables."""
 
 DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
     PartitionField(source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=DayTransform(), name="rejected_at_day"),
     spec_id=0,
 )
-"""Partitioning of dead-letter tables: by day of rejection."""
 
 
 def format_type(kind: IcebergType) -> str:
-    """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`. Pure."""
+    """Format a type as in a declaration: the inverse of `frazil.spec.types.parse_type`."""
     match kind:
         case StructType():
             fields = (f"{f.name}: {format_type(f.field_type)}{' not null' if f.required else ''}" for f in kind.fields)
@@ -242,6 +231,6 @@ def format_type(kind: IcebergType) -> str:
 
 
 def format_declaration(field: NestedField) -> str:
-    """Format a column as an entry of `schema` in YAML. The text is valid in block style and within braces. Pure."""
+    """Format a column as an entry of `schema` in YAML, valid in block style and within braces."""
     text = format_type(field.field_type) + (" not null" if field.required else "")
     return f"{field.name}: {text!r}" if set(text) & set(",:[]") else f"{field.name}: {text}"

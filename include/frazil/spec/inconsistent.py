@@ -9,10 +9,7 @@ from difflib import get_close_matches
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem of a declaration.
-
-    `key` is its dotted path in the YAML. `value` is the declared value; None if it must not be shown.
-    """
+    """`key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown."""
 
     key: str
     value: object
@@ -28,6 +25,6 @@ class InconsistentError(ValueError):
 
 
 def suggest_names(name: str, known: Mapping[str, object]) -> str:
-    """Return the end of a message about an unknown name: it suggests the most similar known name, or lists all."""
+    """Return the end of a message about an unknown name: the most similar known name, or all."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -25,7 +25,6 @@ ColumnTypes = Mapping[str, Type | None]
 
 
 def find_partitioning_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of partition terms: columns of unsuitable types, and terms that conflict."""
     columns, terms = _collect_types(spec), [parse_term(text) for text in spec.partition_by]
     for index, term in enumerate(terms):
         yield from _find_term_problems(f"partition-by.{index}", term, columns)
@@ -33,20 +32,17 @@ def find_partitioning_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_sorting_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of sort terms, such as columns of unsuitable types."""
     for index, text in enumerate(spec.sort_by):
         yield from _find_term_problems(f"sort-by.{index}", parse_sort_term(text).term, _collect_types(spec))
 
 
 def _collect_types(spec: StreamSpec) -> ColumnTypes:
-    """Return the types of all columns of the table, including coordinates."""
     declared: dict[str, Type | None] = {c.name: parse_type(c.type) if c.type else None for c in spec.columns}
     lines = {LINE: Primitive("int")} if spec.has_lines else {}
     return declared | COORDINATES | lines if spec.coordinates else declared
 
 
 def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[Problem]:
-    """Yield the problem of a term whose column is missing or has an unsuitable type."""
     if columns.get(term.column.split(".")[0], Primitive("")) is None:
         return
     source = _find_type(term.column, columns)
@@ -64,10 +60,7 @@ def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[
 
 
 def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
-    """Yield the problem of a partition field that Iceberg or Spark refuses, or that repeats another term's time.
-
-    `before` has the terms that precede it.
-    """
+    """Yield a partition field that Iceberg or Spark refuses, or that repeats the time of a term `before`."""
     other, source = next((t for t in before if t.field_name == term.field_name), None), _find_type(term.column, columns)
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
@@ -89,10 +82,7 @@ def _find_field_problems(key: str, term: Term, before: list[Term], columns: Colu
 
 
 def _find_type(path: str, columns: ColumnTypes) -> Type | None:
-    """Return the type at a dotted path; None if the path does not exist.
-
-    As in Iceberg, a path may only go through structs.
-    """
+    """As in Iceberg, a path may only go through structs."""
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:

@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.values import Bytes, Count, CountFromTwo, Model, Percentage, PositiveDuration, Records
 
 _SWITCH = {"on": True, "off": False, "true": True, "false": False}
-"""Values that switch an action on or off. YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as
-words.
-"""
+"""YAML 1.1 reads `on` and `off` as booleans; frazil's loader reads them as words."""
 
 
 class SwitchableAction(Model):
@@ -23,7 +21,6 @@ class SwitchableAction(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """Expand `on` or `off` to a mapping."""
         on = _SWITCH.get(str(value).lower())
         return value if on is None else {"enabled": on}
 
@@ -144,9 +141,7 @@ class Alerts(SwitchableAction):
 
 
 MIN_STALE_INTERVALS = 2
-"""A stream with unread records is stale only if its last commit is older than this many commit intervals, even if
-`freshness` is shorter.
-"""
+"""Commit intervals after which a stream with unread records can be stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):
@@ -162,18 +157,15 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """Return the minimum age of the last commit (ms) at which a stream with unread records is stale.
+        """Return the age of the last commit (ms) from which a stream with unread records is stale.
 
-        It is at least two commit intervals. One missed commit then does not keep an alert active once the next commit
-        is on time.
+        At least two commit intervals: one missed commit does not keep an alert active once the next is on time.
         """
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property
     def kept(self) -> tuple[int | None, int | None, timedelta]:
-        """The maximum number of snapshots, the maximum number of manifests (None: unlimited), and the interval of
-        maintenance.
-        """
+        """Maximum snapshots and manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
             self.manifests.most if self.manifests.enabled else None,
@@ -183,7 +175,7 @@ class Maintenance(Model):
     @model_validator(mode="before")
     @classmethod
     def _expand_switch(cls, value: object) -> object:
-        """Expand `maintenance: off`, which switches off every action except alerts."""
+        """`maintenance: off` switches off every action except alerts."""
         on = _SWITCH.get(str(value).lower())
         if on is None:
             return value

@@ -1,7 +1,6 @@
-"""The model of a declared stream. It is immutable, has defaults for all optional settings, and is kebab-case in YAML.
-
-The model contains no secrets. `${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references
-until they are used: `frazil.spec.references.resolve` then replaces them.
+"""The model of a declared stream: immutable, with defaults for all optional settings, kebab-case in YAML.
+`${env:NAME}`, `${env:NAME:-default}` and `${airflow:connection.field}` stay references until
+`frazil.spec.references.resolve` replaces them.
 """
 
 from __future__ import annotations
@@ -43,12 +42,11 @@ from frazil.spec.values import (
 MAX_UPSERT_RECORDS = 1_000_000
 """Default maximum number of records in one batch of an upsert stream."""
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-"""Pattern of the names of streams and applications."""
+"""Names of streams and applications."""
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
 def _check_table_identifier(value: str) -> str:
-    """Return a table's identifier. Raises ValueError if it is not `namespace.table`."""
     if not _IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
@@ -107,7 +105,7 @@ class Commit(Model):
 
     @property
     def longest_interval(self) -> timedelta:
-        """The longest possible commit interval: `max-interval` if throttling may stretch the interval."""
+        """`max-interval` if throttling may stretch the interval."""
         return self.max_interval if self.throttle == "stretch" else self.interval
 
 
@@ -294,15 +292,11 @@ class StreamSpec(Model):
 
     @property
     def dead_letter_table(self) -> str:
-        """Identifier of the stream's dead-letter table."""
         return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
-        """The window length: `complete` if declared, otherwise the granularity of the event-time partitions.
-
-        None if the stream has no windows.
-        """
+        """The window length: `complete`, or else the granularity of the event-time partitions, if any."""
         if self.complete is not None:
             return None if self.complete == "none" else self.complete
         by_time = self.event_time_partitions
@@ -316,7 +310,6 @@ class StreamSpec(Model):
 
     @property
     def max_records(self) -> int:
-        """Maximum number of records in one batch."""
         if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
             return MAX_UPSERT_RECORDS
         return self.commit.max_records
@@ -324,9 +317,8 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when a running writer must be restarted.
 
-        It covers everything on which a writer depends. The maintenance settings that throttling uses are covered only
-        if they differ from the defaults. Other maintenance settings, application, owner and description are not
-        covered.
+        Maintenance settings that throttling uses are covered only if they differ from the defaults. Other maintenance
+        settings, application, owner and description are not covered.
         """
         digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
         kept = self.maintenance.kept
@@ -335,9 +327,7 @@ class StreamSpec(Model):
         return digest.hexdigest()[:16]
 
     def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the fingerprint omits. These include keys added by newer versions of frazil, unless the
-        declaration uses them, so that an upgrade does not change the hash.
-        """
+        """Keys of newer versions are omitted unless they are used, so that an upgrade does not change the hash."""
         source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
         columns = {
             index: unset
@@ -369,12 +359,10 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """How records encode the values of each column, by the column's full name. Columns whose type alone determines
-        this are omitted.
+        """How records encode values, by the column's full name, where its type alone does not determine this.
 
-        The encoding is the unit of times that arrive as numbers, `json` for strings that store JSON text, or `rest` for
-        the column of other fields. For a column with more settings it is a mapping: see
-        `frazil.ingest.formats.fields.ColumnSource`.
+        A unit of times that arrive as numbers, `json` for strings that store JSON text, `rest` for the column of other
+        fields, or a mapping with more settings: see `frazil.ingest.formats.fields.ColumnSource`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}
@@ -404,9 +392,7 @@ class StreamSpec(Model):
 
     @property
     def beside_value(self) -> dict[str, str | None]:
-        """Columns that the record's value does not fill. Maps each column to the name of its header, or to None for the
-        record's key.
-        """
+        """Map each column that the record's value does not fill to its header, or to None for the record's key."""
         key = {} if self.source.key is None else {self.source.key.column: None}
         return {**key, **{header.column: header.name for header in self.source.headers}}
 
@@ -423,7 +409,7 @@ def _rejoin_terms(terms: list[str]) -> list[str]:
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError with the terms that cannot be parsed."""
+    """Return the terms in canonical form. Raises InconsistentError."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

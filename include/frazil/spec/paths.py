@@ -1,14 +1,14 @@
-"""Parses paths that lead to a field of a record, such as `payload.user.id` or `items[0].sku`."""
+"""Parses paths to a field of a record, such as `payload.user.id` or `items[0].sku`."""
 
 from __future__ import annotations
 
 import re
 
 FieldPath = tuple[str | int, ...]
-"""The steps to a field: names of fields, and indexes in lists."""
+"""Names of fields, and indexes in lists."""
 
 _STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
-"""Matches a name with its leading dot, or an index in brackets."""
+"""A name with its leading dot, or an index in brackets."""
 _ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
 
 
@@ -30,7 +30,7 @@ def parse_path(text: str) -> FieldPath:
 
 
 def parse_names(text: str) -> tuple[str, ...]:
-    """Parse a path without indexes. Raises ValueError for an index or a malformed path."""
+    """Parse a path without indexes. Raises ValueError."""
     path = parse_path(text)
     if not all(isinstance(name, str) for name in path):
         raise ValueError("has an index, but each part must be an object; write field, or outer.inner")

@@ -18,7 +18,6 @@ class Refusal(NamedTuple):
     place: str
     """Dotted key of the other setting."""
     values: tuple[str, ...]
-    """Refused values of the other setting."""
     why: str
     """End of the message: the reason, and what to do."""
 
@@ -30,7 +29,6 @@ _FEATURES: Mapping[str, Callable[[StreamSpec], bool]] = {
     "transform": lambda spec: spec.transform is not None,
     "application": lambda spec: spec.application is not None,
 }
-"""A test for each feature: does a stream have it?"""
 _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "commit.align": lambda spec: spec.commit.align,
     "resources.deploy-mode": lambda spec: "cluster" if spec.resources.driver_in_cluster else "",
@@ -41,14 +39,11 @@ _SETTINGS: Mapping[str, Callable[[StreamSpec], str]] = {
     "coordinates": lambda spec: str(spec.coordinates).lower(),
     "mode": lambda spec: spec.mode,
 }
-"""A function for each other setting, which returns its value as text."""
 _SEVERAL_ROWS = "makes several rows from a record, and their order is undefined; leave it out with "
-"""Beginning of the message about records with several rows; the feature follows."""
 _SEVERAL_TABLES = (
     "could send rows of one record to several tables, but audits and backfills count a table's records by offset; "
     "make one row from each record"
 )
-"""Reason and remedy for records that could have rows in several tables."""
 REFUSALS = (
     Refusal(
         "route",

@@ -56,12 +56,11 @@ class Source(Model):
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:
-        """The topics that the stream reads, as a container. Use `topic in source.reads` to test a topic."""
+        """The topics that the stream reads, as a container: `topic in source.reads`."""
         return self.topics if self.topic_pattern is None else TopicPattern(self.topic_pattern)
 
     @property
     def topics_text(self) -> str:
-        """The declared topics, separated by commas, or the topic pattern."""
         return ", ".join(self.topics) or str(self.reads)
 
     @field_validator("bootstrap_servers", mode="before")

@@ -13,10 +13,10 @@ _OPTIONS.log_errors = False
 
 
 def compile_pattern(text: str) -> Any:
-    """Compile a pattern that a user wrote, with RE2. Raises ValueError if RE2 does not support it.
+    """Compile a user's pattern with RE2. Raises ValueError if RE2 does not support it.
 
-    The time of a match is linear in the length of the string. Python's `re` backtracks: a match may take forever, and
-    holds the interpreter's lock, so that SIGTERM cannot end it.
+    RE2 takes linear time. Python's `re` may backtrack forever, with the interpreter's lock, so that SIGTERM cannot end
+    it.
     """
     try:
         return re2.compile(text, _OPTIONS)
@@ -30,7 +30,7 @@ def compile_pattern(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern(Container[str]):
-    """A regular expression that matches whole topic names. Kafka's internal topics (`__…`) never match."""
+    """Matches whole topic names, but never Kafka's internal topics (`__…`)."""
 
     text: str
 

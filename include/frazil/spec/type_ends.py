@@ -1,6 +1,5 @@
-"""The smallest and largest values of number and time types, and row filters within these limits.
-
-The calendars of Iceberg and Python cover the years 1 to 9999.
+"""The smallest and largest values of number and time types, and row filters within them. The calendars of Iceberg and
+Python cover the years 1 to 9999.
 """
 
 from __future__ import annotations
@@ -22,18 +21,15 @@ from pyiceberg.types import (
 )
 
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
-"""Python's ordinal of 1970-01-01."""
 DATE_LIMITS_DAYS = (date.min.toordinal() - _EPOCH_ORDINAL, date.max.toordinal() - _EPOCH_ORDINAL)
-"""First and last date, in days since 1970."""
+"""In days since 1970."""
 TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1] + 1) * 86_400_000_000 - 1)
-"""First and last timestamp, in microseconds since 1970."""
+"""In microseconds since 1970."""
 
 
 def find_limits(kind: IcebergType) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a number or time type; None for other types.
-
-    The values of a decimal are integers without the decimal point. The values of dates are days since 1970, and those
-    of timestamps microseconds.
+    """Return the smallest and largest value of a number or time type: of decimals as integers without the decimal
+    point, of dates in days, of timestamps in microseconds since 1970.
     """
     match kind:
         case IntegerType():
@@ -52,8 +48,7 @@ def find_limits(kind: IcebergType) -> tuple[int, int] | None:
 def filter_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
     """Return a filter for rows with values from `lowest` to `greatest`.
 
-    A bound that all values of the type meet is omitted. PyIceberg would compare partitions with the value just beyond
-    the bound, which does not exist in the type, and raise.
+    A bound that all values meet is omitted: PyIceberg would compare partitions with the value beyond it, and raise.
     """
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
@@ -65,7 +60,6 @@ def filter_between(field: NestedField, lowest: Any, greatest: Any) -> BooleanExp
 
 
 def _to_unscaled(value: Any) -> Any:
-    """Return a decimal as an integer without the decimal point, as `find_limits` does. Other values are unchanged."""
     if not isinstance(value, Decimal):
         return value
     sign, digits, _ = value.as_tuple()

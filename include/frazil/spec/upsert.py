@@ -17,19 +17,15 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 TOMBSTONES = "tombstones"
-"""Short form of `delete` for tombstones alone."""
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 """First names of the paths that `Envelope.metadata` may use."""
 UNKEYABLE_TYPES = ("float", "double")
-"""Types that cannot be part of a key: NaN equals nothing, and floats that look equal may differ."""
+"""NaN equals nothing, and floats that look equal may differ."""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
-"""Types of the column `order-by`."""
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
-"""Fields of an envelope that are strings with numbers: `…:10` sorts before `…:9`. GTIDs of two servers have no
-order.
-"""
+"""Strings with numbers, where `…:10` sorts before `…:9`. GTIDs of two servers have no order."""
 DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolean": bool}
-"""Types of the column that marks deletes, each with the Python type of its values in YAML."""
+"""Types of the column that marks deletes, with the Python type of its values in YAML."""
 
 
 class Delete(Model):
@@ -60,13 +56,10 @@ class Delete(Model):
 
 
 MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]
-"""How an upsert stream changes existing rows: see `merge` in the declaration."""
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of an upsert stream. For an append stream, yield the settings that only an upsert stream may
-    have.
-    """
+    """Yield the problems of an upsert stream, or the settings that an append stream may not have."""
     if spec.mode == "append":
         if envelope_of(spec.source.format):
             what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
@@ -91,7 +84,7 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
 def find_key_problems(
     spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
 ) -> Iterator[Problem]:
-    """Yield a problem for each column that cannot be part of a key. `where` is the key's path in the YAML."""
+    """Yield each column that cannot be part of a key, which is at `where` in the YAML."""
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -143,16 +136,14 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
-    """Return the key columns that the fields of a tombstone's key fill; empty if tombstones delete nothing, or
-    `source.key` fills the key.
-    """
+    """Return the key columns that the fields of a tombstone's key fill, if `source.key` does not."""
     if spec.delete is None or not spec.delete.tombstones:
         return ()
     return tuple(name for name in spec.key if name not in spec.beside_value)
 
 
 def _keys_have_fields(spec: StreamSpec) -> bool:
-    """Return whether the keys of records have fields. Keys are assumed to have the format of the values."""
+    """Keys are assumed to have the format of the values."""
     declared = spec.source.format
     return (isinstance(declared, JsonFormat) and not declared.lines) or (
         isinstance(declared, AvroFormat | ProtobufFormat) and declared.registry is not None
@@ -160,7 +151,6 @@ def _keys_have_fields(spec: StreamSpec) -> bool:
 
 
 def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    """Yield the problems of a Debezium envelope and its metadata columns."""
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
@@ -187,7 +177,6 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
 
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a topic of transaction ends."""
     envelope = envelope_of(spec.source.format)
     if envelope is None or (topic := envelope.transactions) is None:
         return
@@ -206,9 +195,7 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield a problem for each column with the name of a coordinate. Change files store coordinates even if the table
-    does not.
-    """
+    """Change files store coordinates even if the table does not."""
     if not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED:

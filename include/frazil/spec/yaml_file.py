@@ -15,23 +15,18 @@ from frazil.errors import SpecError
 from frazil.spec.file_cache import FileCache
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Maximum size of a declaration's file."""
 
 MAX_NESTING = 50
-"""Maximum nesting depth. PyYAML's C code is recursive, so deeper nesting could crash the process."""
+"""PyYAML's C code is recursive, so deeper nesting could crash the process."""
 
 MAX_REPEATED_NODES = 100_000
-"""Maximum number of nodes that aliases may repeat. A few lines of nested aliases could repeat exponentially many."""
+"""A few lines of nested aliases could repeat exponentially many nodes."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's safe loader: the C implementation if it is installed."""
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """PyYAML's safe loader without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers.
-
-    Keys are always strings. A duplicate key is an error.
-    """
+    """Without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers; keys are always strings, once."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -64,15 +59,11 @@ _StreamLoader.add_implicit_resolver(
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """Return the mapping in a file. It is shared and must not be changed.
-
-    Raises SpecError with the file's name and, if the file is not valid YAML, the line and column.
-    """
+    """Return the mapping in a file. It is shared and must not be changed. Raises SpecError."""
     return _FILES.get(path)
 
 
 def _load_mapping(path: Path) -> Mapping[str, Any]:
-    """Load the mapping in a file. Raises SpecError like `read_mapping`."""
     text = _read_text(path)
     try:
         _check_size(text)
@@ -97,7 +88,6 @@ def _load_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file. Raises SpecError if it is missing, too large, unreadable or not UTF-8."""
     try:
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise SpecError(
@@ -143,7 +133,6 @@ def _check_size(text: str) -> None:
 
 
 def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
-    """Return a hint for correcting the error; empty if neither the error nor its line suggests one."""
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
     place = mark.line if mark else 0
     before, line = ["", *lines, ""][place : place + 2]
@@ -160,7 +149,7 @@ def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
 
 
 _BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")
-"""Matches characters that look like a space."""
+"""Characters that look like a space."""
 _HINTS = {
     "cannot start any token": "quote a value that begins with such a character",
     "mapping values are not allowed": 'quote a value that contains ": ", or begin a new line before the second key',
@@ -173,8 +162,7 @@ _HINTS = {
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",
 }
-"""Hints by a part of PyYAML's message."""
+"""By a part of PyYAML's message."""
 
 
 _FILES = FileCache(_load_mapping)
-"""Cache of the mappings by file."""
