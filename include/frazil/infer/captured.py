@@ -55,11 +55,18 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
         for column in columns
         if column.type and "<" not in column.type and column.type not in UNKEYABLE_TYPES
     ]
-    key = _find_key(sample, able)
+    combinations = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
+    limit = combinations.most_common(1)[0][0] if combinations else ()
+    key = limit if set(limit) <= set(able) else ()
     guessed = key or tuple(name for name in able if name.lower() == "id") or tuple(able[:1])
     if not guessed:
         return None
-    of_rows = tuple(_to_key_column(c) if c.name in guessed else replace(c, required=False) for c in columns)
+    of_rows = tuple(
+        replace(c, required=True, remark="", type="long" if c.type == "int" else c.type)
+        if c.name in guessed
+        else replace(c, required=False)
+        for c in columns
+    )
     return _add_metadata_columns(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 
 
@@ -100,24 +107,12 @@ def _is_event(value: Mapping[str, Any]) -> bool:
     return is_change and all(state is None or isinstance(state, dict) for state in states)
 
 
-def _find_key(sample: Sample, able: Sequence[str]) -> tuple[str, ...]:
-    """Return the most frequent field names in record keys; empty if one of them is not in `able`."""
-    names = Counter(tuple(found) for record in sample.records if (found := _parse_key(record.key)))
-    limit = names.most_common(1)[0][0] if names else ()
-    return limit if set(limit) <= set(able) else ()
-
-
 def _parse_key(key: bytes | None) -> Mapping[str, Any] | None:
     try:
         found = json.loads(key or b"")
     except (ValueError, RecursionError):
         return None
     return unwrap_event(found) if isinstance(found, dict) else None
-
-
-def _to_key_column(column: ProposedColumn) -> ProposedColumn:
-    """Ids grow, so an `int` becomes `long`."""
-    return replace(column, required=True, remark="", type="long" if column.type == "int" else column.type)
 
 
 def _unused_name(name: str, taken: set[str]) -> str:

@@ -169,7 +169,6 @@ def _measure_distance_s(observed: FieldStatistics, unit: str | None, middle_s: f
 
 
 def _guess_type(observed: FieldStatistics) -> str | None:
-    """Return the type of a field's values; None if too many of them have a different type."""
     if observed.others * MIN_VALUES_PER_OTHER_VALUE > observed.present:
         return None
     simple = {"boolean": "boolean", "float": "double"}
@@ -201,7 +200,6 @@ def _guess_text_type(observed: FieldStatistics) -> str:
 
 
 def _guess_object_type(observed: FieldStatistics) -> str | None:
-    """Return a struct or map type for a field's objects; None if neither fits."""
     types = {name: _guess_type(field) for name, field in observed.fields.items()}  # computed once: nesting can be deep
     inner = [name for name in types if not find_column_problem(name, {})]
     kinds = {types[name] for name, field in observed.fields.items() if field.kind is not None}

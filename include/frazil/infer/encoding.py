@@ -16,7 +16,6 @@ from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, 
 
 MIN_FORMAT_SHARE = 0.5
 """Minimum share of the values that must fit a format."""
-_DELIMITERS = ",;\t|"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,6 @@ def _parse_objects(value: bytes) -> list[dict[str, Any]] | None:
 
 
 def _decode_text(value: bytes) -> str | None:
-    """Decode a value as printable UTF-8 text; None if it is not."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -103,7 +101,7 @@ def _decode_text(value: bytes) -> str | None:
 
 def _parse_lines(texts: Sequence[str]) -> Encoding | None:
     """Parse delimited lines, if more than 90% of them have the same number of fields, at least two."""
-    for delimiter in _DELIMITERS:
+    for delimiter in ",;\t|":
         try:
             lines = [next(csv.reader([text.rstrip("\r\n")], delimiter=delimiter), []) for text in texts]
         except csv.Error:

@@ -84,7 +84,10 @@ class FieldStatistics:
             case bool():
                 self.kinds["boolean"] += 1
             case int():
-                self._add_number(value)
+                first = not self.kinds["int"]
+                self.kinds["int"] += 1
+                self.lowest = value if first else min(self.lowest, value)
+                self.highest = value if first else max(self.highest, value)
             case float():
                 self.kinds["float"] += 1
             case str():
@@ -100,12 +103,6 @@ class FieldStatistics:
                     self.elements.add(element, depth + 1)
         if isinstance(value, str | int) and len(self.distinct) < MAX_DISTINCT:
             self.distinct.add(value)
-
-    def _add_number(self, value: int) -> None:
-        first = not self.kinds["int"]
-        self.kinds["int"] += 1
-        self.lowest = value if first else min(self.lowest, value)
-        self.highest = value if first else max(self.highest, value)
 
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
@@ -128,7 +125,6 @@ def collect_statistics(records: Iterable[dict[str, Any]]) -> FieldStatistics:
 
 
 def _parse_utc(text: str) -> datetime | None:
-    """Parse a time, in UTC if it has no zone; None if it is invalid."""
     try:
         moment = parse_moment(text)
     except ValueError:

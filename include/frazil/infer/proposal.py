@@ -35,12 +35,10 @@ MIN_DAILY_BYTES = 2**20
 """Parquet bytes per day from which daily partitions are proposed; below it, they are monthly."""
 MAX_SORT_COLUMN_VALUES = 1_000
 """Distinct values up to which a column is proposed for sorting."""
-COMMITS_PER_DAY = 1440
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
-"""Names that need no quotes in YAML, unless they are keywords."""
 _YAML_KEYWORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
 
 
@@ -207,7 +205,7 @@ def _describe_sizes(sample: Sample) -> Iterator[str]:
         f"# About {rate:,.0f} records a day, {format_rounded_bytes(size)} as sent. As Parquet, perhaps a quarter: "
         f"{format_rounded_bytes(size / 4)} a day,"
     )
-    committed = min(COMMITS_PER_DAY, max(1, round(rate)))
+    committed = min(1440, max(1, round(rate)))
     compacted = max(1, round(size / 4 / TARGET_FILE_BYTES))
     yield f"# in up to {committed:,} files a day as committed each minute, and about {compacted:,} after compaction."
 
@@ -241,7 +239,6 @@ def _render_source(
 
 
 def _render_column(column: ProposedColumn) -> str:
-    """Return the line of a column; a comment if the field cannot be a column."""
     name = _format_name(column.name)
     if column.type is None:  # its name may have characters that YAML forbids even in comments
         return f"  # {name if column.name.isprintable() else ascii(column.name)}: {column.remark}"
@@ -305,9 +302,6 @@ def _is_plain(name: str) -> bool:
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _YAML_KEYWORDS
 
 
-_ANY_BROKER = "localhost:9092"
-
-
 def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
     """Count the sampled records that would become dead letters, by error class. Raises RegistryUnavailable."""
     return Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
@@ -315,7 +309,7 @@ def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[s
 
 def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     """Decode the sampled values as a stream with this declaration would. Raises RegistryUnavailable."""
-    source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
+    source = {"bootstrap-servers": "localhost:9092", **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema

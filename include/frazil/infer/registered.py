@@ -205,8 +205,6 @@ def _read_json_fields(schema: SchemaText) -> dict[str, _Field]:
 
 
 class _JsonSchema:
-    """Reads an object's properties and their types from a JSON Schema."""
-
     def __init__(self, schema: SchemaText) -> None:
         """Raises SpecError if the text is not JSON."""
         try:
@@ -221,12 +219,12 @@ class _JsonSchema:
         root = self._resolve_reference(self._root, self._root)
         self._inside.add(id(root[0]))
         for name, (found_type, nullable) in self._read_properties(*root, depth=0).items():
-            yield name, _Field(found_type, not nullable and name in _to_list(root[0].get("required")))
+            value = root[0].get("required")
+            yield name, _Field(found_type, not nullable and name in (value if isinstance(value, list) else []))
 
     def _read_properties(
         self, node: Mapping[str, Any], document: Any, *, depth: int
     ) -> dict[str, tuple[FoundType, bool]]:
-        """Return the type of each property, and whether it may be null."""
         found = {}
         for part in [*_select_mappings(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
@@ -302,7 +300,3 @@ class _JsonSchema:
 
 def _select_mappings(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _to_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

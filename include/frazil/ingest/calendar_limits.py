@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.spec.type_ends import DATE_LIMITS_DAYS, TIMESTAMP_LIMITS_US
+from frazil.spec.iceberg import DATE_LIMITS_DAYS, TIMESTAMP_LIMITS_US
 
 MILLISECONDS = (TIMESTAMP_LIMITS_US[0] // 1000, TIMESTAMP_LIMITS_US[1] // 1000)
 OUT_OF_RANGE = "OutOfRange"

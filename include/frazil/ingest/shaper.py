@@ -37,7 +37,7 @@ from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.sensitive import Protector
-from frazil.spec.type_ends import find_limits
+from frazil.spec.iceberg import find_limits
 
 
 class Shaper:

@@ -19,7 +19,7 @@ from frazil.kafka.fetch import find_diverged
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import TopicPartition
-from frazil.spec.topics import TopicPattern
+from frazil.spec.source import TopicPattern
 
 TIMEOUT_S = 10.0
 ERROR_POLL_INTERVAL_S = 0.1
@@ -117,9 +117,8 @@ class KafkaAdmin:
         if hidden:
             raise AccessDenied(
                 f"{describe_source(self._stream, self._servers)}: Kafka does not let the stream describe topics that "
-                "it has "
-                f"read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on "
-                "their names, so that Kafka can report this"
+                f"it has read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant "
+                "Describe on their names, so that Kafka can report this"
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:

@@ -16,7 +16,6 @@ from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 NO_MESSAGE_TIMEOUT_S = 60.0
-MESSAGES_PER_CALL = 10_000
 
 _SETTINGS = {
     # Required by librdkafka but not used: the consumer does not commit offsets or join a group.
@@ -42,40 +41,32 @@ def read_offsets(
         return tallies
     with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
         consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
-        _drain(consumer, open_ranges, tallies)
+        last_message_at = time.monotonic()
+        while open_ranges:  # until the last offset, a later record, or the end of the partition was read
+            messages = consumer.consume(10_000, timeout=0.5)
+            if messages:
+                last_message_at = time.monotonic()
+            elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
+                raise KafkaUnavailable(
+                    f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
+                )
+            pieces: dict[TopicPartition, list[int]] = {}
+            for message in messages:
+                at, offset, is_record = _parse_message(message)
+                if at not in open_ranges:
+                    continue
+                end = open_ranges[at][1]
+                if is_record and offset < end:
+                    pieces.setdefault(at, []).append(offset)
+                if offset >= (end - 1 if is_record else end):
+                    del open_ranges[at]
+                    consumer.incremental_unassign([KafkaTopicPartition(*at)])
+            for at, offsets in pieces.items():
+                tallies[at].add(np.array(offsets))
     return tallies
 
 
-def _drain(
-    consumer: Consumer, open_ranges: dict[TopicPartition, tuple[int, int]], tallies: dict[TopicPartition, OffsetTally]
-) -> None:
-    """A range is complete when its last offset, a later record, or the end of the partition has been read."""
-    last_message_at = time.monotonic()
-    while open_ranges:
-        messages = consumer.consume(MESSAGES_PER_CALL, timeout=0.5)
-        if messages:
-            last_message_at = time.monotonic()
-        elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
-            raise KafkaUnavailable(
-                f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
-            )
-        pieces: dict[TopicPartition, list[int]] = {}
-        for message in messages:
-            tp, offset, is_record = _parse_message(message)
-            if tp not in open_ranges:
-                continue
-            end = open_ranges[tp][1]
-            if is_record and offset < end:
-                pieces.setdefault(tp, []).append(offset)
-            if offset >= (end - 1 if is_record else end):
-                del open_ranges[tp]
-                consumer.incremental_unassign([KafkaTopicPartition(*tp)])
-        for tp, offsets in pieces.items():
-            tallies[tp].add(np.array(offsets))
-
-
 def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
-    """Return topic-partition, offset, and whether the message is a record, not the end of a partition."""
     error = message.error()
     tp = (message.topic() or "", message.partition() or 0)
     if error is None:

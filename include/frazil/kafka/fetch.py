@@ -17,7 +17,6 @@ from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
 
 RESPONSE_TIMEOUT_S = 20.0
-_MESSAGES_PER_CALL = 100
 _MAX_NAMES = 5
 _SETTINGS = {
     "group.id": "frazil",  # never joined
@@ -93,10 +92,9 @@ def check_readable(
 def _fetch_answers(
     consumer: Consumer, waiting: Collection[object], *, within_s: float
 ) -> Iterator[tuple[TopicPartition, int | None]]:
-    """Yield topic-partition and error code, until the caller has emptied `waiting` or the time is up."""
     deadline = time.monotonic() + within_s
     while waiting and time.monotonic() < deadline:
-        for message in consumer.consume(_MESSAGES_PER_CALL, timeout=0.05):
+        for message in consumer.consume(100, timeout=0.05):
             error = message.error()
             yield (message.topic() or "", message.partition() or 0), error.code() if error else None
 

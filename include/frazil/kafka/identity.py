@@ -1,3 +1,5 @@
+"""The identity of the Kafka cluster and topics that a stream reads."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

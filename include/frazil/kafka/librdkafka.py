@@ -1,8 +1,5 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each.
-
-The library is the one with which confluent-kafka's extension is linked: looking up a function in the extension also
-finds those of its linked libraries. The public structs are stable, but `librdkafka` checks them once per process with a
-message that it creates.
+"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Looking up a
+function in confluent-kafka's extension also finds those of the librdkafka that it is linked with.
 """
 
 from __future__ import annotations
@@ -32,8 +29,6 @@ from frazil.kafka.tokens import TokenFunction
 
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1
-_COPY_FLAG = 0x2
-_PURGE_QUEUE_FLAG = 0x1
 _INVALID_OFFSET = -1001
 """RD_KAFKA_OFFSET_INVALID."""
 _ERROR_BUFFER_BYTES = 512
@@ -249,8 +244,8 @@ def _check_message_layout(library: Librdkafka) -> None:
     queue = library.queue_get_main(producer)
     event = None
     try:
-        library.produce(topic, 7, _COPY_FLAG, b"value", 5, b"the key", 7, 11)
-        library.purge(producer, _PURGE_QUEUE_FLAG)
+        library.produce(topic, 7, 0x2, b"value", 5, b"the key", 7, 11)  # 0x2: copy the value
+        library.purge(producer, 0x1)  # the messages in the queue
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:

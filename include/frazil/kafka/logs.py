@@ -1,10 +1,6 @@
-"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
-
-An unclean leader election, a lost disk or a restored backup can truncate a log; new records then reuse its offsets. Two
-signs reveal this. A leader reports an end before an offset that was readable, which a healthy one never does: a new
-leader returns `OFFSET_NOT_AVAILABLE` until its high watermark has passed its predecessor's, and one that was replaced
-has an older epoch. And the leader knows the end of each leader epoch, which librdkafka requests
-(`OffsetForLeaderEpoch`) when a consumer is assigned an offset with its epoch.
+"""Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed. A log
+was truncated if its leader reports an end before an offset that was readable (unless the leader was replaced: its epoch
+is older), or if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
 """
 
 from __future__ import annotations
@@ -87,7 +83,15 @@ class LogWatch:
             tp: classify_answer(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
-        self._check_outdated(answers)
+        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
+        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
+        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
+        if stuck:
+            raise KafkaUnavailable(
+                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
+                "metadata was restored from a backup. Check the brokers"
+            )
         self.short = {tp: self.short.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT}
         cut = {tp: ends[tp].stable for tp, polls in self.short.items() if polls >= MIN_SHORT_POLLS}
         doubtful = [tp for tp, answer in answers.items() if answer in {LeaderAnswer.SHORT, LeaderAnswer.ANOTHER_LEADER}]
@@ -110,18 +114,6 @@ class LogWatch:
         """Return how many offsets open transactions hold back, by topic-partition."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
-
-    def _check_outdated(self, answers: Mapping[TopicPartition, LeaderAnswer]) -> None:
-        """A few outdated responses are normal during a leader election. More would silently stop the stream."""
-        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
-        self.outdated = {tp: self.outdated.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(f"{topic}-{p}" for (topic, p), polls in self.outdated.items() if polls >= MAX_OUTDATED_POLLS)
-        if stuck:
-            raise KafkaUnavailable(
-                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
-                "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
-                "metadata was restored from a backup. Check the brokers"
-            )
 
     def _update_ends(self, tp: TopicPartition, stable: int, high: int, end: LogEnd) -> None:
         self.stable[tp], self.high[tp] = stable, high
@@ -170,10 +162,9 @@ def check_not_truncated(
     if lost := _describe_ranges({tp: (end, wanted.get(tp, end)) for tp, end in ends.items()}):
         raise OffsetGap(
             f"Kafka lost records that stream {stream!r} had already read, and reuses their offsets for new ones: "
-            f"{lost}. "
-            "The log was truncated (unclean leader election, lost disk, or restored backup). The table "
-            f"keeps its rows. `frazil reset {stream} --to marker` continues where the log was truncated, and new "
-            "records are added to the old rows. With `source.on-gap: skip`, a writer does this automatically"
+            f"{lost}. The log was truncated (unclean leader election, lost disk, or restored backup). The table keeps "
+            f"its rows. `frazil reset {stream} --to marker` continues where the log was truncated, and new records are "
+            "added to the old rows. With `source.on-gap: skip`, a writer does this automatically"
         )
 
 

@@ -1,8 +1,6 @@
-"""Login tokens (SASL/OAUTHBEARER) that a Python function makes, for every client of Kafka.
-
-`sasl.oauthbearer.method` is `aws-msk`, or `package.module:function` of the user. The function takes the text of
-`sasl.oauthbearer.config`, and returns a token and its expiry (s since 1970), like confluent-kafka's `oauth_cb`.
-librdkafka calls it again before the token expires. Tokens are never stored or logged.
+"""Login tokens (SASL/OAUTHBEARER) from a Python function: `sasl.oauthbearer.method` is `aws-msk`, or
+`package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s since
+1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
 """
 
 from __future__ import annotations

@@ -34,7 +34,15 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
     try:
         # Set again: $REQUESTS_CA_BUNDLE would override a session's own setting.
         with session.get(url, timeout=timeout_s, verify=session.verify, stream=True) as response:
-            _read_body(response, bound)
+            content = bytearray()
+            for piece in response.iter_content(2**16):
+                bound.check()
+                content += piece
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise requests.exceptions.ContentDecodingError(
+                        f"the response has more than {MAX_RESPONSE_BYTES:,} bytes"
+                    )
+            response._content = bytes(content)  # where `requests` keeps what it has read
             return response
     finally:
         watch.cancel()
@@ -84,17 +92,6 @@ class _TimeLimit:
     def check(self) -> None:
         if time.monotonic() >= self._deadline:
             raise requests.exceptions.ReadTimeout(f"no complete response within {self._timeout_s:g} s")
-
-
-def _read_body(response: requests.Response, bound: _TimeLimit) -> None:
-    """Read the whole body into the response, as `requests` does. Raises if it is too large or too late."""
-    content = bytearray()
-    for piece in response.iter_content(2**16):
-        bound.check()
-        content += piece
-        if len(content) > MAX_RESPONSE_BYTES:
-            raise requests.exceptions.ContentDecodingError(f"the response has more than {MAX_RESPONSE_BYTES:,} bytes")
-    response._content = bytes(content)  # where `requests` keeps what it has read
 
 
 def _shut_down(sock: socket.socket) -> None:

@@ -34,8 +34,6 @@ RECORDS_WAIT = "Records wait until the registry returns their schemas"
 """Default of the sentence in errors that says what waits for the registry."""
 MAX_REFERENCE_DEPTH = 200
 """Length of a chain of schemas that each refer to the next."""
-MAX_CONCURRENT_REQUESTS = 8
-_ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _RETRY_PAUSES_S = (0.1, 0.3, 1.0)
 """The last pause repeats."""
 _TRANSIENT_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -78,7 +76,7 @@ class SchemaRegistry:
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
         self._session = bounded_http.create_session()
-        self._session.headers["Accept"] = _ACCEPT
+        self._session.headers["Accept"] = "application/vnd.schemaregistry.v1+json, application/json"
         self._session.own_headers = {name: resolve(text, environment) for name, text in declared.properties.items()}
         self._session.headers.update(self._session.own_headers)
         if declared.ca_file is not None:
@@ -104,7 +102,7 @@ class SchemaRegistry:
             missing = [one for one in schema_ids if self._find_cached(one) is None]
             if not missing:
                 return
-            with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(missing))) as pool:
+            with ThreadPoolExecutor(min(8, len(missing))) as pool:
                 for schema_id, found in zip(missing, pool.map(self._fetch_or_unknown, missing), strict=True):
                     self._add_to_cache(schema_id, found)
 
@@ -153,7 +151,6 @@ class SchemaRegistry:
             return error
 
     def _fetch_schema(self, schema_id: int) -> SchemaText:
-        """Fetch a schema by its id, or by the GUID to which the id was assigned. Raises UnknownSchema."""
         guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
         if schema_id <= 0 and guid is None:
             raise UnknownSchema(f"{schema_id} is not a schema id")
@@ -163,7 +160,6 @@ class SchemaRegistry:
         return self._parse_schema(answer)
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
-        """Build a schema from the registry's response, and fetch its references."""
         references: dict[tuple[str, int], tuple[str, str]] = {}
         try:
             self._add_references(

@@ -11,7 +11,6 @@ OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wa
 FOLDER_PROPERTIES = ("write.data.path", "write.metadata.path")
 
 _PROTOCOL = re.compile(r"(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://", re.IGNORECASE)
-"""A protocol prefix, which librdkafka allows in front of a server."""
 _SERVER = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]@]+)(?::(?P<port>\d+))?")
 """`host` or `host:port`; an IPv6 address is in brackets."""
 _MAX_PORT = 65_535

@@ -1,18 +1,19 @@
-"""A declared column, written in the short form (`long not null`) or as a mapping."""
+"""Declared columns, in the short form (`long not null`) or as a mapping, and the declared event time."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.event_time import TimeUnit
-from frazil.spec.paths import FieldPath, parse_path
 from frazil.spec.types import parse_type
-from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, Model, YamlForm
+from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, PositiveDuration, YamlForm, parse_path
 
+TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
+"""ISO 8601 text, or a number since 1970 in this unit."""
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
@@ -27,9 +28,7 @@ class Column(Model):
     type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
     required: bool = Field(False, description="`true`: a record without a value is a dead letter (`not null`).")
     doc: str | None = Field(
-        default=None,
-        max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="The column's documentation in the table.",
+        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="The column's documentation in the table."
     )
     unit: TimeUnit | None = Field(
         default=None,
@@ -65,8 +64,7 @@ class Column(Model):
         default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
     )
     default: bool | int | float | str | None = Field(
-        default=None,
-        description="The value of a missing or null field, written as in a record.",
+        default=None, description="The value of a missing or null field, written as in a record."
     )
 
     @field_validator("from_")
@@ -138,3 +136,29 @@ def convert_column(name: str, declared: object) -> object:
         bare = _NOT_NULL.sub("", declared)
         return {"name": name, "type": bare, "required": bare != declared}
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
+
+
+class EventTime(Model):
+    """The column with the time of a record's event."""
+
+    column: str = Field(description="A `timestamptz` or `timestamp` column of the schema, or `kafka_timestamp`.")
+    unit: TimeUnit = Field(default="iso", description="How records encode it, as `unit` of a column.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: object) -> object:
+        return {"column": value} if isinstance(value, str) else value
+
+
+class Watermark(Model):
+    """How the stream's event time advances."""
+
+    idle_timeout: PositiveDuration = Field(
+        default=timedelta(minutes=5),
+        description="A topic-partition without unread records for this long no longer holds the watermark back.",
+    )
+    max_future: PositiveDuration = Field(
+        default=timedelta(minutes=10),
+        description="A row whose event time is further ahead of Kafka's timestamp or the clock lands, but "
+        "does not advance the watermark.",
+    )

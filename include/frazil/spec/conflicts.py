@@ -75,7 +75,11 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
     Its windows would wait for an unrelated stream.
     """
-    own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
+    own = {
+        (spec.table.catalog, name): path
+        for path, spec in streams.items()
+        for name in (spec.table.identifier, spec.dead_letter_table)
+    }
     for path, spec in streams.items():
         for value, identifier in (spec.route.tables if spec.route else {}).items():
             owner = own.get((spec.table.catalog, identifier))
@@ -103,10 +107,6 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
                     f"{path}: {key}: {one} for {table}, but the stream in {other}, which also routes to it, has: "
                     f"{another}; declare the same in both streams, and in route.complete"
                 )
-
-
-def _own_tables(spec: StreamSpec) -> tuple[str, str]:
-    return spec.table.identifier, spec.dead_letter_table
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -146,8 +146,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if (spec.mode, spec.key) != (first.mode, first.key):
             yield (
                 f"{path}: mode: {_describe_mode(spec)}, but {beside} has: {_describe_mode(first)}; all streams of a "
-                "table need the "
-                "same mode and key, so declare the same"
+                "table need the same mode and key, so declare the same"
             )
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {beside[:-1]}; declare the same, or neither"
@@ -161,9 +160,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 continue
             if shared := _shared_topics(spec, other):
                 yield (
-                    f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the "
-                    "stream in "
-                    f"{other_path}, so every record would land twice; read it in only one of them"
+                    f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
+                    f"in {other_path}, so every record would land twice; read it in only one of them"
                 )
             if spec.source.topic_pattern is not None and other.source.topic_pattern is not None:
                 yield (
@@ -175,15 +173,13 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
     return (
-        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may "
-        "make a "
-        "column optional that the other stream declares not null, which stops the other stream. Declare full for "
+        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may make "
+        "a column optional that the other stream declares not null, which stops the other stream. Declare full for "
         "both or neither"
     )
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    """Yield the key and both values of each setting of windows in which two streams differ."""
     for key, mine, its in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),

@@ -21,8 +21,7 @@ from pydantic import (
 )
 
 from frazil.errors import SpecError
-from frazil.spec.paths import parse_names
-from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm
+from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm, parse_names
 
 
 class Registry(Model):
@@ -108,8 +107,7 @@ class JsonFormat(Model):
         "The default with a `registry`.",
     )
     lines: bool = Field(
-        default=False,
-        description="Each line of a record is an object and becomes a row, numbered by `kafka_line`.",
+        default=False, description="Each line of a record is an object and becomes a row, numbered by `kafka_line`."
     )
     unwrap: str | None = Field(
         default=None,
@@ -212,9 +210,7 @@ class _SchemaFormat(Model):
         "starts at the declaration's folder.",
     )
     schema_text: str | None = Field(
-        default=None,
-        max_length=MAX_SCHEMA_CHARACTERS,
-        description="The schema's text, instead of `schema-file`.",
+        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
     )
     _folder: Path = PrivateAttr(default=Path())
     """The folder of the file that declares the format; the working directory if no file does."""

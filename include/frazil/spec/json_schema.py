@@ -30,18 +30,23 @@ def stream_schema() -> _Schema:
     source["oneOf"] = [{"required": ["topics"]}, {"required": ["topic-pattern"]}]
     source["properties"]["topics"].pop("default")
     source["properties"]["topics"] = _string_or_list_schema(source["properties"]["topics"])
-    source["properties"]["format"] = _format_schema(source["properties"]["format"], definitions)
+    declared = source["properties"]["format"]
+    for each in FORMATS:
+        of_type = definitions[FORMATS[each].__name__]
+        of_type["required"] = ["type"]
+        of_type["properties"]["type"] = {"const": each}
+    source["properties"]["format"] = {
+        "anyOf": [{"enum": list(FORMATS)}, {"oneOf": declared["oneOf"]}],
+        "default": "json",
+        "description": declared["description"],
+    }
     for key in ("partition-by", "sort-by"):
         schema["properties"][key] = _string_or_list_schema(schema["properties"][key])
     schema["properties"]["schema"] = _columns_schema(schema["properties"]["schema"], definitions["Column"])
     source["properties"]["schema"] = _columns_schema(source["properties"]["schema"], definitions["Column"])
     definitions.pop("Column")
     _drop_titles(schema)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A frazil stream",
-        **schema,
-    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A frazil stream", **schema}
 
 
 class _SchemaGenerator(GenerateJsonSchema):
@@ -63,16 +68,6 @@ def _string_or_list_schema(listed: _Schema) -> _Schema:
     outer: _Schema = {key: value for key, value in listed.items() if key in {"description", "default"}}
     inner = {key: value for key, value in listed.items() if key not in outer}
     return {"anyOf": [{"type": "string"}, inner], **outer}
-
-
-def _format_schema(declared: _Schema, definitions: dict[str, _Schema]) -> _Schema:
-    """Accept the name of a format, or a mapping with `type`."""
-    for name in FORMATS:
-        of_type = definitions[FORMATS[name].__name__]
-        of_type["required"] = ["type"]
-        of_type["properties"]["type"] = {"const": name}
-    choice = {key: declared[key] for key in ("oneOf",)}
-    return {"anyOf": [{"enum": list(FORMATS)}, choice], "default": "json", "description": declared["description"]}
 
 
 def _columns_schema(declared: _Schema, column: _Schema) -> _Schema:

@@ -1,10 +1,6 @@
-"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer.
-
-<home>/declared/<folder>-<hash>/<file>.json    the last valid declaration of a file
-
-Processes that read a folder record its valid declarations, atomically and only if they changed, and use the record of a
-broken file instead. A missing file's record is used for a short time, because an editor may be replacing the file, or a
-volume may be mounted late; so is that of a stream's old name, `<file>~<name>.json`.
+"""Records the last valid declarations of a folder, so that a typo does not remove a DAG or stop a writer:
+`<home>/declared/<folder>-<hash>/<file>.json`, and `<file>~<name>.json` for a stream's old name. The record of a missing
+file is used for a short time: an editor may be replacing it, or a volume may be mounted late.
 """
 
 from __future__ import annotations
@@ -23,9 +19,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.home import home, make_folder
-from frazil.spec.file_cache import Signature, read_signature
 from frazil.spec.load import find_file, list_stream_files, load_stream, load_valid_streams, read_stream, validate_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.yaml_file import Signature, read_signature
 
 log = logging.getLogger(__name__)
 
@@ -167,16 +163,11 @@ def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec
 
 
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
-    """Return why a folder cannot be listed, and its declared files."""
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
         return None, [path.absolute() for path in list_stream_files(folder)]
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}", []
-
-
-def _is_record(name: str) -> bool:
-    return name.endswith(".json") and not name.startswith(".")
 
 
 class DeclarationMemory:
@@ -197,7 +188,11 @@ class DeclarationMemory:
         except OSError as error:
             log.warning("the last valid declarations of %s cannot be read: %s", self._folder, error)
             records = []
-        return sorted(self._folder / name.removesuffix(".json") for name in records if _is_record(name))
+        return sorted(
+            self._folder / name.removesuffix(".json")
+            for name in records
+            if (name.endswith(".json") and not name.startswith("."))
+        )
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
         """Record a valid declaration. Raises SpecError if the file was broken since it was loaded."""
@@ -257,7 +252,6 @@ class DeclarationMemory:
         return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
-        """Replace the record of a file atomically, or log a warning."""
         target = self._record(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:

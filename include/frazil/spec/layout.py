@@ -32,7 +32,6 @@ _TYPES_BY_TRANSFORM = {
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )
-"""A column, or a transform of a column with an optional width."""
 _UNFINISHED_SORT_TERM = re.compile(r"\s(?:asc|desc|nulls)$", re.IGNORECASE)
 """The end of an incomplete direction. A name alone, such as `desc`, may be a column."""
 
@@ -114,7 +113,6 @@ def list_transformable_types(transform: str) -> str:
 
 
 def _parse_width(transform: str, text: str | None) -> int | None:
-    """Return the number of a `bucket` or `truncate` term. Raises ValueError."""
     if transform not in {"bucket", "truncate"}:
         if text is not None:
             raise ValueError(f"has a number, which {transform} does not take; write {transform}(column)")

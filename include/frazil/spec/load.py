@@ -4,8 +4,12 @@ because Airflow's DAG processor loads streams often.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,10 @@ from pydantic import ValidationError
 
 from frazil.errors import SpecError
 from frazil.spec.conflicts import find_conflicts, find_foreign_writes
-from frazil.spec.file_cache import FileCache
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import feeding, list_windowed_views
-from frazil.spec.yaml_file import read_mapping
+from frazil.spec.yaml_file import FileCache, read_mapping
 
 DEFAULTS_FILE = "_defaults.yaml"
 """Settings for all streams of its folder."""
@@ -201,7 +204,6 @@ def list_stream_files(folder: Path) -> list[Path]:
 
 
 def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively. Other values are those of `above`."""
     merged = dict(beneath)
     for key, value in above.items():
         below = merged.get(key)
@@ -210,3 +212,50 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
 
 
 _STREAMS = FileCache(_load_stream, beside=(DEFAULTS_FILE,))
+
+
+MAX_LISTING_AGE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    at_s: float
+    files: Mapping[str, Path | None]
+    """The file that declares each stream; None for a stream that several files declare."""
+
+
+class FolderIndex:
+    """Finds files by stream. Lists each folder at most once per `MAX_LISTING_AGE_S`."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._listings: dict[Path, _Listing] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def find_file(self, folder: Path, stream: str) -> Path | None:
+        """Return the file that declares the stream; None if no readable file does, or several do."""
+        with self._one_at_a_time:
+            listing = self._listings.get(folder)
+            if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
+                listing = self._listings[folder] = _Listing(self._clock(), _map_files(folder))
+        return listing.files.get(stream)
+
+
+def _map_files(folder: Path) -> dict[str, Path | None]:
+    found: dict[str, Path | None] = {}
+    try:
+        os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
+        paths = list_stream_files(folder)
+    except OSError:
+        return {}
+    for path in paths:
+        try:
+            name = str(read_mapping(path).get("name"))
+        except SpecError:
+            continue
+        found[name] = None if name in found else path
+    return found
+
+
+FOLDER_INDEX = FolderIndex()
+"""The index that all supervisors of the process share."""

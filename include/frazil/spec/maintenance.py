@@ -29,20 +29,17 @@ class Compaction(SwitchableAction):
     """Rewrites the small data files of a partition as few large files."""
 
     strategy: Literal["binpack", "sort"] = Field(
-        default="binpack",
-        description="`sort` also sorts by the table's sort order, at about twice the cost.",
+        default="binpack", description="`sort` also sorts by the table's sort order, at about twice the cost."
     )
     budget: Bytes = Field(default=20 * 2**30, description="The maximum size of the data files that one run rewrites.")
     min_files: CountFromTwo = Field(
         default=5, description="A complete partition is rewritten if it has at least this many small files."
     )
     open_files: CountFromTwo = Field(
-        default=200,
-        description="A partition that is still written to is rewritten above this number.",
+        default=200, description="A partition that is still written to is rewritten above this number."
     )
     deleted_rows: Percentage = Field(
-        default=20,
-        description="A data file is rewritten once this percentage of its rows is deleted.",
+        default=20, description="A data file is rewritten once this percentage of its rows is deleted."
     )
 
 
@@ -95,10 +92,7 @@ class Alerts(SwitchableAction):
         description="Delete files, which every reader must apply. For an upsert table, the limit is higher by the "
         "number of its data files.",
     )
-    deleted_rows: Percentage = Field(
-        default=30,
-        description="Percentage of rows in data files that are deleted.",
-    )
+    deleted_rows: Percentage = Field(default=30, description="Percentage of rows in data files that are deleted.")
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
     freshness: PositiveDuration = Field(
         default=timedelta(minutes=15), description="The maximum age of the oldest record that waits in Kafka."
@@ -107,8 +101,7 @@ class Alerts(SwitchableAction):
         default=None, description="Unread records of one stream. By default there is no such alert."
     )
     late_window: PositiveDuration = Field(
-        default=timedelta(hours=2),
-        description="How long a window may stay incomplete after its end and `lateness`.",
+        default=timedelta(hours=2), description="How long a window may stay incomplete after its end and `lateness`."
     )
     writer_down: PositiveDuration = Field(
         default=timedelta(minutes=1), description="How long a stream that should run may have no writer."
@@ -126,18 +119,14 @@ class Alerts(SwitchableAction):
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(
-        default=20,
-        description="For `mode: upsert`: percentage of the last changes that were dropped as stale.",
+        default=20, description="For `mode: upsert`: percentage of the last changes that were dropped as stale."
     )
     dead_letters_per_minute: Count | None = Field(
         default=None,
         description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
         "interval.",
     )
-    failed_runs: Count = Field(
-        default=1,
-        description="How many times in a row the table's partition DAG may fail.",
-    )
+    failed_runs: Count = Field(default=1, description="How many times in a row the table's partition DAG may fail.")
 
 
 MIN_STALE_INTERVALS = 2

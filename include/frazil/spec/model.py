@@ -14,26 +14,25 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import READING_KEYS, Column, convert_columns
-from frazil.spec.dedupe import Dedupe
-from frazil.spec.event_time import EventTime, Watermark
+from frazil.spec.column import READING_KEYS, Column, EventTime, Watermark, convert_columns
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
-from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.source import Source
-from frazil.spec.upsert import Delete, MergeMode
+from frazil.spec.upsert import Dedupe, Delete, MergeMode
 from frazil.spec.values import (
     MAX_DESCRIPTION_CHARACTERS,
     Bytes,
     Count,
     Duration,
+    InconsistentError,
     Model,
     Moment,
     Percent,
     PositiveDuration,
+    Problem,
     Properties,
     Records,
     YamlForm,
@@ -88,8 +87,7 @@ class Commit(Model):
         "less often.",
     )
     max_interval: PositiveDuration = Field(
-        default=timedelta(minutes=10),
-        description="The longest commit interval with `throttle: stretch`.",
+        default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
     )
     align: Literal["none", "watermark"] = Field(
         default="none",
@@ -112,10 +110,7 @@ class Commit(Model):
 class CircuitBreaker(Model):
     """Ends the writer before it commits a batch of mostly dead letters."""
 
-    share: Percent = Field(
-        default=50,
-        description="A batch with a larger percentage of dead letters is not committed.",
-    )
+    share: Percent = Field(default=50, description="A batch with a larger percentage of dead letters is not committed.")
     at_least: Count = Field(default=1000, description="A batch with fewer records is always committed.")
 
 
@@ -124,8 +119,7 @@ class DeadLetters(Model):
 
     table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: CircuitBreaker | Literal["off"] = Field(
-        default=CircuitBreaker(),
-        description="When too many dead letters end the writer. `off`: never.",
+        default=CircuitBreaker(), description="When too many dead letters end the writer. `off`: never."
     )
 
     @field_validator("table")
@@ -158,9 +152,7 @@ class StreamSpec(Model):
 
     name: str = Field(pattern=STREAM_NAME, description="Lower-case letters, digits, `-` and `_`; never reused.")
     description: str | None = Field(
-        default=None,
-        max_length=MAX_DESCRIPTION_CHARACTERS,
-        description="Shown with the stream's DAGs.",
+        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="Shown with the stream's DAGs."
     )
     owner: str | None = Field(
         default=None,
@@ -182,8 +174,7 @@ class StreamSpec(Model):
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
     )
     cast: Literal["strict", "lenient"] = Field(
-        default="strict",
-        description="The default for `cast` of columns with primitive types.",
+        default="strict", description="The default for `cast` of columns with primitive types."
     )
     transform: str | None = Field(
         default=None,
@@ -238,8 +229,7 @@ class StreamSpec(Model):
         "else `none`.",
     )
     complete_from: Moment | None = Field(
-        default=None,
-        description="The first window to signal; by default the one that is open at the first check.",
+        default=None, description="The first window to signal; by default the one that is open at the first check."
     )
     evolution: Evolution = Field(
         default=Evolution(), description="Which changes in records change the table's columns automatically."
@@ -409,7 +399,6 @@ def _rejoin_terms(terms: list[str]) -> list[str]:
 
 
 def _parse_terms(key: str, terms: tuple[str, ...], parse: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the terms in canonical form. Raises InconsistentError."""
     parsed, found = [], []
     for index, text in enumerate(terms):
         try:

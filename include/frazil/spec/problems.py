@@ -17,9 +17,9 @@ from pydantic_core import ErrorDetails
 
 from frazil.spec.column import Column, convert_column
 from frazil.spec.formats import FORMATS
-from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
+from frazil.spec.values import InconsistentError, Problem
 
 MAX_PROBLEMS = 50
 
@@ -112,18 +112,13 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
         tried = list(of_union)
         inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
         if union and not inside:
-            problems.append(_merge_union_problems(tried, declared))
+            merged = [problem for details in tried for problem in _translate_error(details, declared)]
+            words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in merged]
+            problems.append(Problem(merged[0].key, merged[0].value, f"is neither {' nor '.join(words)}"))
         else:
             shown = inside if union else tried
             problems += (problem for details in shown for problem in _translate_error(details, declared))
     return problems
-
-
-def _merge_union_problems(members: Sequence[ErrorDetails], declared: Mapping[str, Any]) -> Problem:
-    """Merge the problems that the members of a union report about a value."""
-    found = [problem for details in members for problem in _translate_error(details, declared)]
-    words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in found]
-    return Problem(found[0].key, found[0].value, f"is neither {' nor '.join(words)}")
 
 
 def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
@@ -201,14 +196,17 @@ def _translate_error(details: ErrorDetails, declared: Mapping[str, Any]) -> Iter
     if is_secret(key) or details["type"] in unshown or not isinstance(value, str | int | float):
         value = None  # nested values, and text in place of properties, may hold a secret
     if details["type"] == "extra_forbidden":
-        yield Problem(key, None, _describe_unknown_key(details["loc"]))
+        location = details["loc"]
+        allowed = _allowed_keys(location[:-1])
+        meant = _find_closest_key(location)
+        hint = f"; did you mean {meant}?" if meant else ""
+        yield Problem(key, None, f"is an unknown key{hint} (allowed: {', '.join(allowed)})")
     else:
         message = describe_error(details)
         yield Problem(key, None if isinstance(value, str) and repr(value) in message else value, message)
 
 
 def _find_value(declared: Mapping[str, Any], path: Iterable[str]) -> object:
-    """Return the value declared at a path, if any."""
     inner: object = declared
     for part in path:
         inner = inner.get(part) if isinstance(inner, Mapping) else None
@@ -276,13 +274,6 @@ def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> s
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 
-def _describe_unknown_key(location: Sequence[int | str]) -> str:
-    allowed = _allowed_keys(location[:-1])
-    meant = _find_closest_key(location)
-    hint = f"; did you mean {meant}?" if meant else ""
-    return f"is an unknown key{hint} (allowed: {', '.join(allowed)})"
-
-
 def _find_closest_key(location: Sequence[int | str]) -> str | None:
     close = get_close_matches(str(location[-1]).replace("_", "-"), _allowed_keys(location[:-1]), n=1)
     return close[0] if close else None
@@ -320,7 +311,6 @@ def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...],
 
 
 def _union_members(expected: Any) -> tuple[Any, ...]:
-    """Return the member types of a union, except None, or the type itself."""
     if get_origin(expected) is Annotated:
         return _union_members(get_args(expected)[0])
     if get_origin(expected) not in {Union, UnionType}:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_location_problem, find_path_problem, find_servers_problem
 from frazil.spec.formats import registry_of
-from frazil.spec.inconsistent import Problem
 from frazil.spec.references import find_reference_problem
+from frazil.spec.values import Problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec

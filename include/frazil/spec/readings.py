@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec.formats import envelope_of
-from frazil.spec.inconsistent import Problem
-from frazil.spec.paths import FieldPath
 from frazil.spec.upsert import find_tombstone_fields
+from frazil.spec.values import FieldPath, Problem
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column

@@ -115,23 +115,20 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
             )
         return value
     if match := _AIRFLOW.fullmatch(reference):
-        return _read_connection_field(match["connection"], match["field"], environment)
+        connection, field = match["connection"], match["field"]
+        variable = connection_variable(connection)
+        if variable not in environment:
+            raise SpecError(
+                f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
+                "that Airflow does not start"
+            )
+        fields = _parse_connection(environment[variable], variable)
+        found = fields.get(field)
+        if found is None:
+            known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
+            raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
+        return found if isinstance(found, str) else json.dumps(found)
     raise SpecError(find_reference_problem(f"${{{reference}}}") or "")
-
-
-def _read_connection_field(connection: str, field: str, environment: Mapping[str, str]) -> str:
-    variable = connection_variable(connection)
-    if variable not in environment:
-        raise SpecError(
-            f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
-            "that Airflow does not start"
-        )
-    fields = _parse_connection(environment[variable], variable)
-    value = fields.get(field)
-    if value is None:
-        known = ", ".join(sorted(name for name, field in fields.items() if field is not None))
-        raise SpecError(f"the Airflow connection {connection!r} has no {field!r}; it has: {known or 'nothing'}")
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from frazil.spec.inconsistent import Problem
+from frazil.spec.values import Problem
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -64,15 +64,9 @@ REFUSALS = (
         "distribution",
         ("hash", "auto"),
         "divides rows by the sizes of the default table's recent batches, so one task would write a large routed "
-        "table; "
-        "leave it out",
+        "table; leave it out",
     ),
-    Refusal(
-        "route",
-        "source.format.lines",
-        ("true",),
-        _SEVERAL_TABLES,
-    ),
+    Refusal("route", "source.format.lines", ("true",), _SEVERAL_TABLES),
     Refusal("route", "transform", ("unnest",), _SEVERAL_TABLES),
     Refusal(
         "transform",
@@ -95,10 +89,7 @@ REFUSALS = (
         "has no effect on an upsert, because each merge task has complete partitions; leave it out",
     ),
     Refusal(
-        "dedupe",
-        "mode",
-        ("upsert",),
-        "already has one row per key, and dedupe needs mode: append; leave dedupe out",
+        "dedupe", "mode", ("upsert",), "already has one row per key, and dedupe needs mode: append; leave dedupe out"
     ),
     Refusal(
         "dedupe",
@@ -127,8 +118,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(place, declared, why)
     if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
         what = (
-            "is not in the key, so a change of this column would leave the old row in the former table. Add it to "
-            "the key. "
-            "When its value changes, send a delete of the old row (change capture: replica identity full)"
+            "is not in the key, so a change of this column would leave the old row in the former table. Add it to the "
+            "key. When its value changes, send a delete of the old row (change capture: replica identity full)"
         )
         yield Problem("route.name", spec.route.name, what)

@@ -85,8 +85,7 @@ class Resources(Model):
     )
     driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
     executor_cores: Cores = Field(
-        default=1,
-        description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`.",
+        default=1, description="On a cluster: the number of concurrent tasks of one executor, a divisor of `cores`."
     )
     executor_memory: Bytes = Field(
         default=512 * 2**20,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Properties
+from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, Properties, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -25,13 +24,10 @@ MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
 """Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
-MAX_LIMIT = 10_000
-ROUTABLE_TYPES = frozenset({"string", "int", "long"})
 
 _IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
 _PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{MAX_VALUE_CHARACTERS_IN_NAME - 1}}}")
-"""A routing value that a table name can contain unchanged."""
 _HASHED = re.compile(r"_[0-9a-f]{12}$")
 """The end of a value that looks like the hash in a table name."""
 
@@ -56,14 +52,13 @@ class Route(Model):
         default=("*",),
         description="Patterns of values for which `template` creates tables. Other values are dead letters.",
     )
-    limit: Annotated[int, IntegerBounds(1, MAX_LIMIT)] = Field(
+    limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
         default=100,
         description="The maximum number of tables that `template` creates. Records for further tables are dead "
         "letters.",
     )
     otherwise: Literal["table", "dead-letters"] = Field(
-        default="table",
-        description="Where records without a value or a table go.",
+        default="table", description="Where records without a value or a table go."
     )
     complete: tuple[str, ...] = Field(
         default=(),
@@ -216,7 +211,7 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
         name = route.name or ""
         if name not in declared:
             yield Problem("route.name", name, f"is not a column of the schema{suggest_names(name, declared)}")
-        elif declared[name] and declared[name] not in ROUTABLE_TYPES:
+        elif declared[name] and declared[name] not in {"string", "int", "long"}:
             what = f"is a column of type {declared[name]}; a route needs a string, int or long"
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:

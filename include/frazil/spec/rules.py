@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import dedupe, layout_rules, property_rules, readings, refused, route, sensitive, upsert
+from frazil.spec import layout_rules, property_rules, readings, refused, route, sensitive, upsert
 from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
-from frazil.spec.inconsistent import Problem, suggest_names
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
 from frazil.spec.units import format_duration
+from frazil.spec.values import Problem, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -371,7 +371,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
             "transform",
         ),
     ),
-    (dedupe.problems, ("schema", "dedupe", "sensitive")),
+    (upsert.find_dedupe_problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (
         route.find_problems,
@@ -394,4 +394,3 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (property_rules.find_table_property_problems, ("table.properties",)),
     (property_rules.find_page_version_problems, ("table.properties", "schema", "evolution")),
 )
-"""The rules, each with the parts of the declaration that it needs."""

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from frazil.spec import types
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import IntegerBounds, Model, YamlForm
+from frazil.spec.values import IntegerBounds, Model, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
-
-PROTECTIONS_WITH_SECRET = frozenset({"hash", "tokenize"})
 
 
 class Protection(Model):
@@ -81,7 +78,7 @@ class Sensitive(Model):
 
     @property
     def needs_secret(self) -> bool:
-        return self.dead_letters == "encrypt" or any(how.as_ in PROTECTIONS_WITH_SECRET for how in self.fields.values())
+        return self.dead_letters == "encrypt" or any(how.as_ in {"hash", "tokenize"} for how in self.fields.values())
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:

@@ -193,13 +193,6 @@ def parse_type(text: str) -> Type:
     """Parse one Iceberg type. Raises ValueError with the part that cannot be parsed and the allowed types, or Iceberg's
     name of a type of another system (`varchar`, `bigint`).
     """
-    parser = _Parser(_tokenize(text))
-    parsed = parser.parse_type()
-    parser.check_end()
-    return parsed
-
-
-def _tokenize(text: str) -> list[str]:
     tokens, position = [], 0
     stripped = text.rstrip()
     while position < len(stripped):
@@ -210,12 +203,14 @@ def _tokenize(text: str) -> list[str]:
             )
         tokens.append(match[0].strip())
         position = match.end()
-    return tokens
+    parser = _Parser(tokens)
+    parsed = parser.parse_type()
+    if rest := parser._tokens[parser._position :]:
+        raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
+    return parsed
 
 
 class _Parser:
-    """Recursive-descent parser for the tokens of a type."""
-
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
         self._position = 0
@@ -225,11 +220,29 @@ class _Parser:
         self._check_not_sql()
         name = self._take_name("a type")
         if self._peek() == "<":
-            return self._parse_nested(name)
+            makers: dict[str, Callable[[], Type]] = {
+                "struct": self._parse_struct,
+                "list": self._parse_list,
+                "map": self._parse_map,
+            }
+            inside = makers.get(name)
+            if inside is None:
+                raise _unknown_type_error(name)
+            self._nesting += 1
+            if self._nesting > MAX_NESTING:
+                raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
+            made = inside()
+            self._nesting -= 1
+            return made
         if name == "decimal" and self._peek() == "(":
             return self._parse_decimal()
         if name == "fixed" and self._peek() == "[":
-            return self._parse_fixed()
+            self._take_mark("[")
+            length = self._parse_number()
+            self._take_mark("]")
+            if length == 0:
+                raise ValueError("has fixed[0]; the length must be 1 or more")
+            return Primitive("fixed", (length,))
         if name in PRIMITIVE_NAMES:
             return Primitive(name)
         raise _unknown_type_error(name)
@@ -241,26 +254,6 @@ class _Parser:
             if found := pattern.match(rest):
                 written = re.sub(r" \( \d+ \)", "", found[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
-
-    def _parse_nested(self, name: str) -> Type:
-        makers: dict[str, Callable[[], Type]] = {
-            "struct": self._parse_struct,
-            "list": self._parse_list,
-            "map": self._parse_map,
-        }
-        inside = makers.get(name)
-        if inside is None:
-            raise _unknown_type_error(name)
-        self._nesting += 1
-        if self._nesting > MAX_NESTING:
-            raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
-        made = inside()
-        self._nesting -= 1
-        return made
-
-    def check_end(self) -> None:
-        if rest := self._tokens[self._position :]:
-            raise ValueError(f"has {' '.join(rest)!r} after the type's end; a required column ends with 'not null'")
 
     def _parse_struct(self) -> Struct:
         self._take_mark("<")
@@ -278,10 +271,7 @@ class _Parser:
         name = self._take_name("a field's name", any_name=True)
         self._take_mark(":")
         field_type = self.parse_type()
-        required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == [
-            "not",
-            "null",
-        ]
+        required = [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]
         self._position += 2 * required
         return Field(name, field_type, required)
 
@@ -317,14 +307,6 @@ class _Parser:
                 "and the scale 0 to the precision"
             )
         return Primitive("decimal", (precision, scale))
-
-    def _parse_fixed(self) -> Primitive:
-        self._take_mark("[")
-        length = self._parse_number()
-        self._take_mark("]")
-        if length == 0:
-            raise ValueError("has fixed[0]; the length must be 1 or more")
-        return Primitive("fixed", (length,))
 
     def _peek(self) -> str | None:
         return self._tokens[self._position] if self._position < len(self._tokens) else None

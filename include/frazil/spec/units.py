@@ -13,7 +13,6 @@ MAX_SIZE_BYTES = 2**60
 
 _SECONDS_BY_UNIT = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _MILLISECONDS_BY_UNIT = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1}
-MAX_DURATION_CHARACTERS = 1000
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 _BYTES_BY_UNIT = {
@@ -52,7 +51,7 @@ def parse_duration(value: object) -> timedelta:
         duration = value
     else:
         text = str(value).strip()
-        parts = _DURATION_PART.findall(text) if len(text) <= MAX_DURATION_CHARACTERS else []
+        parts = _DURATION_PART.findall(text) if len(text) <= 1000 else []
         if text == "0":
             duration = timedelta(0)
         elif parts and "".join(number + unit for number, unit in parts) == text:

@@ -1,16 +1,15 @@
-"""Rules for a stream with `mode: upsert`: its key, the order of changes, and deletes."""
+"""Rules for `mode: upsert` (its key, the order of changes, deletes), and for `dedupe`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from frazil.spec.coordinates import RESERVED
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.inconsistent import Problem, suggest_names
-from frazil.spec.values import Model
+from frazil.spec.values import Model, PositiveDuration, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -201,3 +200,32 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
             if column.name.lower() in RESERVED:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
                 yield Problem(f"schema.{column.name}", column.type or None, what)
+
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+
+class Dedupe(Model):
+    """Drops repeats: of rows with the same key and close event times, only the first is kept."""
+
+    key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
+        min_length=1, description="The columns in which repeats are equal."
+    )
+    within: PositiveDuration = Field(
+        description="A row is dropped if the table or the batch has a row with the same key at most this far "
+        "away in event time."
+    )
+
+    @field_validator("key", mode="before")
+    @classmethod
+    def _wrap_single_column(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:
+    """Yield the problems of the key that is declared for `dedupe`."""
+    if (dedupe := spec.dedupe) is None:
+        return
+    columns = {column.name: column for column in spec.columns}
+    yield from find_key_problems(spec, "dedupe.key", dedupe.key, columns)

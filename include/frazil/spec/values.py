@@ -1,12 +1,14 @@
-"""Types of YAML values, and the base class of all declarations. A validator's ValueError is the end of a sentence:
-`frazil.spec.problems` adds file, key and value before it.
+"""Types of YAML values, paths and problems, and the base class of all declarations. A validator's ValueError is the end
+of a sentence: `frazil.spec.problems` adds file, key and value before it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
@@ -126,11 +128,7 @@ _DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="js
 _BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
 
 Duration = Annotated[
-    timedelta,
-    BeforeValidator(parse_duration),
-    _DURATION_TEXT,
-    _DURATION_JSON,
-    YamlForm("duration: `60s`, `1h30m`"),
+    timedelta, BeforeValidator(parse_duration), _DURATION_TEXT, _DURATION_JSON, YamlForm("duration: `60s`, `1h30m`")
 ]
 PositiveDuration = Annotated[
     timedelta,
@@ -176,3 +174,59 @@ class Model(BaseModel):
         populate_by_name=True,
         str_max_length=MAX_TEXT_CHARACTERS,
     )
+
+
+FieldPath = tuple[str | int, ...]
+"""Names of fields, and indexes in lists."""
+
+_STEP = re.compile(r"\.?(?P<name>(?:[^.\[\]\\]|\\[.\[\]\\])+)|\[(?P<index>[0-9]{1,4})\]")
+"""A name with its leading dot, or an index in brackets."""
+_ALLOWED_FORMS = r"write field, outer.inner or items[0].inner, and \. for a dot within a name"
+
+
+def parse_path(text: str) -> FieldPath:
+    """Parse a path. Raises ValueError with the allowed forms."""
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        step = _STEP.match(text, position)
+        if step is None or ((step["index"] is None) and text.startswith(".", position) is not bool(path)):
+            raise ValueError(f"has a name with an empty part, or a bracket without an index; {_ALLOWED_FORMS}")
+        path.append(re.sub(r"\\(.)", r"\1", step["name"]) if step["index"] is None else int(step["index"]))
+        position = step.end()
+    if not path or isinstance(path[0], int):
+        raise ValueError(f"does not begin with a name; {_ALLOWED_FORMS}")
+    if any(isinstance(name, str) and (not name.strip() or set(name) & set('"\\') or min(name) < " ") for name in path):
+        raise ValueError("has a name that is blank or contains a quote, a backslash or a control character")
+    return tuple(path)
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse a path without indexes. Raises ValueError."""
+    path = parse_path(text)
+    if not all(isinstance(name, str) for name in path):
+        raise ValueError("has an index, but each part must be an object; write field, or outer.inner")
+    return tuple(map(str, path))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`key` is a dotted path in the YAML. `value` is the declared value; None if it must not be shown."""
+
+    key: str
+    value: object
+    message: str
+
+
+class InconsistentError(ValueError):
+    """Problems found while the model is validated. `frazil.spec.load` converts it to a SpecError."""
+
+    def __init__(self, found: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(f"{p.key} {p.message}" for p in found))
+        self.problems = found
+
+
+def suggest_names(name: str, known: Mapping[str, object]) -> str:
+    """Return the end of a message about an unknown name: the most similar known name, or all."""
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f" ({', '.join(known)})"

@@ -33,7 +33,7 @@ from frazil.spec.formats import (
     parse_format,
     read_schema_text,
 )
-from frazil.spec.paths import parse_names
+from frazil.spec.values import parse_names
 
 PlainFormat = str | Mapping[str, Any]
 """A format as returned by `dump_format`: a format's name, or a mapping."""

@@ -33,7 +33,7 @@ from frazil.ingest.formats.text_rewrites import (
     rules_of,
 )
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
-from frazil.spec.paths import FieldPath
+from frazil.spec.values import FieldPath
 
 FIRST_CONTAINER_ID = 400_000_000
 """First field id of the objects and lists that enclose the fields."""
