@@ -49,7 +49,6 @@ class StreamNames:
     name: str
     table: str
     bootstrap_servers: str | None = None
-    """None if `_defaults.yaml` has them."""
 
 
 def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredSchemas | None = None) -> str:

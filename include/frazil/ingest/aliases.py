@@ -87,7 +87,7 @@ class AliasedDecoder:
         return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """In `_frazil_kept`, replace ids of alias columns by the columns that they fill, if these are null."""
+        """Replace ids of alias columns in `_frazil_kept` by the columns that they fill, if these are null."""
         at = decoded.schema.get_field_index(KEPT_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

@@ -144,7 +144,7 @@ class _FunctionCache(caching.Cache):  # type: ignore[misc]
 def code_folder() -> Path | None:
     """Return the folder of compiled code, created if missing; None if no folder can be used.
 
-    A folder inside Python's own prefix comes first, whoever owns it: it is trusted like the installed packages.
+    The first choice is a folder inside Python's prefix. It may have any owner: it is trusted like installed packages.
     """
     if (own := _prefix_folder()) is not None:
         return own

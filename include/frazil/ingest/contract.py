@@ -1,5 +1,5 @@
 """Data classes exchanged between the driver and its executors: immutable, picklable, convertible to JSON. A batch has
-one `StageContext` and a `StageTask` per Spark task, each of which returns a `StageResult`.
+one `StageContext`, and a `StageTask` and `StageResult` for each Spark task.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ def is_routed(target: Target) -> bool:
 
 
 Content = Literal["data", "candidates", "changes", "position-deletes"]
-"""What a staged file contains: `data`, rows of the table; `candidates`, rows dropped at commit if they duplicate
-others; `changes`, inserts, updates and deletes, which never become part of a table; `position-deletes`, deleted
-positions.
+"""What a staged file contains: rows of the table (`data`), rows that the commit drops if they duplicate others
+(`candidates`), deleted positions, or `changes`. Files of changes (inserts, updates, deletes) are never part of a table.
 """
 
 
@@ -285,7 +284,7 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """None unless the whole file is sorted."""
+    """The order by which the whole file is sorted, if it is."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -359,7 +358,7 @@ class Rejects:
     """Summary of a task's or batch's new dead letters. Excludes dead letters that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """By error class."""
+    """The number of records by error class."""
     first: tuple[Reject, ...] = ()
     """The first rejected record of each topic-partition."""
     samples: tuple[Reject, ...] = ()

@@ -1,5 +1,5 @@
-"""Packs the headers of each record into one byte string: for each header, the lengths of name and value (two
-little-endian int32; `NULL` for a null value), the name in UTF-8, the value, and a newline.
+"""Packs the headers of each record into one byte string. A header is the lengths of name and value (two little-endian
+int32; `NULL` for a null value), the name in UTF-8, the value, and a newline.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class _ChunkColumns:
         self.places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
 
     def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
-        """In the order of the loop's arguments."""
+        """Return the arrays in the order of the loop's arguments."""
         of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
         return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
 

@@ -160,7 +160,7 @@ class RangeReader(ABC):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return two numbers, one of which changes whenever a range advances."""
+        """Return two numbers; when a range advances, one of them changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:

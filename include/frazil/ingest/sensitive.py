@@ -1,5 +1,5 @@
-"""Protects sensitive values before records are staged, logged or stored as dead letters: columns are masked, hashed or
-tokenized, once per distinct text, and error texts are reduced to the column's name.
+"""Protects sensitive values before records are staged, logged or stored as dead letters. Columns are masked, hashed or
+tokenized, once per distinct text; error texts are reduced to the column's name.
 """
 
 from __future__ import annotations

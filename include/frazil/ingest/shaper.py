@@ -139,7 +139,7 @@ class Shaper:
         return found
 
     def event_times(self, rows: pa.Table) -> pa.Array:
-        """In microseconds since the epoch."""
+        """Return event times in microseconds since the epoch."""
         return rows.column(self._event_time).combine_chunks().cast(pa.int64())
 
 

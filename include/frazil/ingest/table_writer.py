@@ -67,7 +67,7 @@ class _Partition:
 
 
 def held_bytes(rows: pa.Table) -> int:
-    """Return the bytes that a table keeps in memory, with overhead and whole buffers of which it uses a part."""
+    """Return the bytes that a table keeps in memory, with overhead and the whole of partly used buffers."""
     buffers: int = rows.get_total_buffer_size()
     return buffers + 512 * len(rows.column_names)  # about 512 bytes for each column
 

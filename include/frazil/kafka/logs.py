@@ -1,6 +1,6 @@
 """Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed. A log
-was truncated if its leader reports an end before an offset that was readable (unless the leader was replaced: its epoch
-is older), or if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
+was truncated if its leader, unless it was replaced (older epoch), reports an end before an offset that was readable. It
+was also truncated if it ended earlier at the epoch of the stream's position (`OffsetForLeaderEpoch`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class LogEnd:
     high: int
     """The high watermark, which includes the records of open transactions."""
     leader_epoch: int | None = None
-    """None if the broker does not report it."""
 
 
 class LeaderAnswer(Enum):

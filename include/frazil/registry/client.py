@@ -291,7 +291,6 @@ def _describe_innermost_cause(error: BaseException) -> str:
 
 
 _registries: dict[str, SchemaRegistry] = {}
-"""By declaration and resolved environment."""
 _registries_lock = Lock()
 
 

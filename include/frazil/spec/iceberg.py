@@ -228,9 +228,9 @@ def format_declaration(field: iceberg.NestedField) -> str:
 
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 DATE_LIMITS_DAYS = (date.min.toordinal() - _EPOCH_ORDINAL, date.max.toordinal() - _EPOCH_ORDINAL)
-"""In days since 1970."""
+"""The first and last day, in days since 1970."""
 TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1] + 1) * 86_400_000_000 - 1)
-"""In microseconds since 1970."""
+"""The first and last moment, in microseconds since 1970."""
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:

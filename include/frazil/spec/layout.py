@@ -58,7 +58,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class SortTerm:
-    """By default, nulls are first in ascending order and last in descending order, as in Iceberg."""
+    """A term with its order. The default order of nulls is Iceberg's: first if ascending, last if descending."""
 
     term: Term
     direction: Literal["asc", "desc"]

@@ -77,7 +77,7 @@ def _find_field_problems(
 
 
 def _find_type(path: str, columns: ColumnTypes) -> Type | None:
-    """As in Iceberg, a path may only go through structs."""
+    """Return the type at a path. Like in Iceberg, a path may only go through structs."""
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:

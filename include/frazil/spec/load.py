@@ -68,7 +68,7 @@ def _find_file_of_key(key: str, path: Path) -> Path:
 
 
 def _has_key(declared: Mapping[str, Any], key: str) -> bool:
-    """Return whether a dotted key, or the list of which it is an element, is declared. Names may contain dots."""
+    """Return whether a dotted key, or the list that contains it, is declared. Names may contain dots."""
     inner: object = declared
     parts = key.split(".")
     while parts and isinstance(inner, Mapping):

@@ -152,7 +152,7 @@ def _parse_json_connection(text: str) -> dict[str, Any]:
 
 
 def _parse_uri_connection(text: str) -> dict[str, Any]:
-    """As `airflow.models.Connection`: percent-encoded, extras in the query or as JSON in its `__extra__`."""
+    """Parse like `airflow.models.Connection`: percent-encoded, extras in the query or as JSON in its `__extra__`."""
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")

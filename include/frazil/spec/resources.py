@@ -26,7 +26,7 @@ Cores = Annotated[int, IntegerBounds(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """Where the driver of a writer on a cluster runs."""
+    """The place where the driver of a writer on a cluster runs."""
 
     CLIENT = "client"
     CLUSTER = "cluster"

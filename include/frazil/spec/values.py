@@ -148,7 +148,7 @@ _PERCENT_JSON = WithJsonSchema(
     }
 )
 Percent = Annotated[int, BeforeValidator(_parse_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
-"""From 0 to 99, as a number or with a percent sign."""
+"""A number from 0 to 99, with or without a percent sign."""
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
     BeforeValidator(_parse_start),

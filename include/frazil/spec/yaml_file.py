@@ -27,7 +27,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _StreamLoader(_Loader):  # type: ignore[misc]
-    """Without YAML 1.1's booleans, timestamps, octal and sexagesimal numbers; keys are always strings, once."""
+    """Has no booleans of YAML 1.1, timestamps, octal or sexagesimal numbers. Keys are strings without duplicates."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -163,17 +163,17 @@ _HINTS = {
     "unexpected end of stream": "close the quote that begins in {opened}",
     "could not find expected ':'": "end a key with a colon and a space",
 }
-"""By a part of PyYAML's message."""
+"""Remedies by a part of PyYAML's message."""
 
 
 T = TypeVar("T")
 
 MIN_SETTLED_AGE_NS = 3_000_000_000
-"""Age of a file's last change from which its content is cached: two changes within one tick of the file system's clock
-look the same, and the coarsest ticks are 2 s (FAT, some NFS).
+"""Minimum age of a file's last change for its content to be cached. Two changes in one tick of the file system's clock
+look the same; the coarsest ticks are 2 s (FAT, some NFS).
 """
 MAX_ENTRIES = 10_000
-"""At this number of files, the cache is emptied."""
+"""The cache is emptied when it has this number of files."""
 
 Signature = tuple[int, int, int, int] | None
 """Change time, modification time, size and inode; None if the file is missing or inaccessible."""

@@ -48,7 +48,7 @@ def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
 
 
 def _add_header_ids(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Also read schema ids from headers, for a format whose values have frames."""
+    """Let a decoder of framed values read schema ids from headers too."""
     registry = declared.registry if isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) else None
     if registry is None and not (isinstance(declared, spec.JsonFormat) and declared.framing == "confluent"):
         return decode

@@ -1,5 +1,5 @@
-"""Fills columns from fields that have other names, or that are elsewhere in the record: the format's decoder reads the
-record's own shape, whose values are then moved to the columns.
+"""Fills columns from fields that have other names, or that are elsewhere in the record. The format's decoder reads the
+record's own shape; its values are then moved to the columns.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ColumnSource:
     """The field's path; None if it has the column's name."""
     is_lenient: bool = False
     rounding: str | None = None
-    """None if decimals with more digits than the column's scale are rejected."""
+    """The rounding of decimals; None rejects those with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
     default: Any = None
     """The value that replaces a missing or null field, in the form that records have."""

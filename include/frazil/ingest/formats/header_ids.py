@@ -1,5 +1,5 @@
-"""Reads schema ids from the header of newer Confluent serializers (a byte and the id, or a byte and the schema's GUID,
-and Protobuf's message indexes) by putting a frame before the value.
+"""Reads schema ids from the header of newer Confluent serializers by putting a frame before the value. The header has a
+byte, the schema's id or GUID, and Protobuf's message indexes.
 """
 
 from __future__ import annotations

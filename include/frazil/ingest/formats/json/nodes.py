@@ -19,8 +19,8 @@ from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Uni
 (JSON, JSON_TEXT, REST, STRUCT, LISTED, LIST, MAP) = range(17, 24)
 """Kinds of nodes. The four units are kinds for timestamps that arrive as numbers.
 
-JSON stores the JSON text of any value; JSON_TEXT the content of a string, and the JSON text of other values; REST the
-members of its struct that fill no other node. LISTED is a struct that is an array in records.
+JSON stores the JSON text of any value. JSON_TEXT stores the content of a string, and the JSON text of other values.
+REST stores the members of its struct that fill no other node. LISTED is a struct that is an array in records.
 """
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
@@ -67,8 +67,9 @@ last index.
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
 HIDING names that must not go there, as start in `names` and length, from HIDDEN on.
 
-These change while records are read: OPENING, the first field of the struct in the last object; FOLLOWING, the field
-after this one there; SEEN, the number of the last object with this field; BASE and FLAG, where words and flags begin.
+These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the first field of the
+struct in the last object, and FOLLOWING the field after this one there. SEEN is the number of the last object with
+this field.
 """
 
 

@@ -185,7 +185,7 @@ class RecordReader:
         return self._special.row(parsed) if path is None else _duplicate_key_error(path)
 
     def _translate_error(self, text: bytes, message: str) -> RecordError:
-        """Return the error for the parser's message, or for a duplicate key, of which it shows only the last value."""
+        """Return the error for the parser's message, or for a duplicate key: the parser sees only its last value."""
         if (path := self._twice.find_in_rejected(text)) is not None:
             return _duplicate_key_error(path)
         if (template := self._templates.get(message)) is None:

@@ -20,11 +20,12 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 (OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
 """The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's table."""
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
-"""For a message, `places` has at FIELDS COUNT pairs of a field's number and operation, sorted by number; at BEGIN,
-BEGUN groups of a node, whether an absent field has a value (1) or null (0), and that value's two words; at NEEDS,
-NEEDED nodes that must not be null; at MAPS, MAPPED nodes of maps. CELLS counts the values of an empty message.
+"""The first of two columns is an index in `places`, and the second the number of entries there. FIELDS has pairs of a
+field's number and operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or
+null (0), and that value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the
+sorted numbers of an enum, each with the start and length of its symbol's text.
 
-For an enum, it has at SYMBOLS KNOWN triples, sorted by number: a number, and the start and length of its symbol's text.
+CELLS is the number of values of an empty message.
 CLOSED is 1 for a closed enum: all other numbers are treated as absent.
 """
 (OTHERS, OTHER, WIDTH) = range(25, 28)
