@@ -110,7 +110,7 @@ def in_transactions(kafka: EmbeddedKafka, topic: str, *parts: tuple[Iterable[byt
 
 def run(context: StageContext, *ranges: OffsetRange, attempt: int = 0) -> StageResult:
     task = StageTask(0, ranges)
-    return stage(context, task, attempt=attempt, on_progress=lambda _: None, now_us=lambda: REJECTED_AT_US)
+    return stage(context, task, attempt=attempt, now_us=lambda: REJECTED_AT_US)
 
 
 def landed(result: StageResult, kind: str = "main") -> list[dict[str, Any]]:
@@ -362,7 +362,7 @@ def test_a_large_range_is_read_in_chunks_and_reports_progress(
         produce(kafka, name, (b'{"id":%d,"at":"2026-01-01"}' % n for n in range(count // 3)), partition=partition)
     reports: list[int] = []
     task = StageTask(0, tuple(OffsetRange(name, p, 0, count // 3) for p in range(3)))
-    result = stage(context, task, attempt=0, on_progress=reports.append)
+    result = stage(context, task, attempt=0, on_progress=lambda records, _: reports.append(records))
     assert reports[-1] == count
     assert reports == sorted(reports)
     assert sum(p.records for p in result.progress) == count
@@ -428,7 +428,7 @@ def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: Topic
     name = topic()
     produce(kafka, name, map(event, range(4)))
 
-    def interrupt(_: int) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     task = StageTask(0, (OffsetRange(name, 0, 0, 4),))

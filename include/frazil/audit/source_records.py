@@ -78,7 +78,7 @@ class SourceRecords:
         context = dataclasses.replace(base, targets=targets, existing_dead_letters=self._dead_letter_offsets())
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
-        return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
+        return [stage(context, task, attempt=0) for task in tasks], context
 
     def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
         """Return the offsets of dead letters. Their records are staged as dead letters, even if the declaration accepts

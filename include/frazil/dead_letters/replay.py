@@ -242,7 +242,7 @@ class InProcessEngine:
         answers = []
         for plan in plans:
             task, began = StageTask.from_json(json.loads(plan)), time.monotonic()
-            result = stage(work.context, task, attempt=1, on_progress=lambda _: None)
+            result = stage(work.context, task, attempt=1)
             answers.append(TaskAnswer(result, time.monotonic() - began))
         return tuple(answers)
 

@@ -95,8 +95,10 @@ class RangeReader(ABC):
 
     notice: str | None = None
     """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
-    """Called after each fetch with the number of records that were read, but are not in a chunk yet."""
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
+    """Called after each fetch with the number of records that were read, but are not in a chunk yet; and the delay (s)
+    of each fetch by a quota.
+    """
 
     def __init__(
         self,
@@ -150,9 +152,9 @@ class RangeReader(ABC):
             for chunk in self._take_full_chunks() if arrived else ():
                 yield chunk
                 advanced_at = self._monotonic()  # excludes the consumer's time
-            self.on_read(self._count_pending())
+            self.on_read(self._count_pending(), self._throttled_s)
             if self._progress() != before:
-                advanced_at = self._monotonic()
+                advanced_at, self._throttled_s = self._monotonic(), 0.0
                 for code in earlier:
                     del self._troubles[code]
             elif self._monotonic() - advanced_at > self._no_progress_timeout_s():  # a partition may return only errors
@@ -167,8 +169,10 @@ class RangeReader(ABC):
         return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Store by how many milliseconds a broker's quota delays the next fetch; 0 if it no longer does."""
-        self._throttled_s = milliseconds / 1000
+        """Store by how many milliseconds a broker's quota delays the next fetch. Keep the maximum since the last
+        progress: the quota does not delay responses to other requests, such as for metadata.
+        """
+        self._throttled_s = max(self._throttled_s, milliseconds / 1000)
         if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
             log.warning("%s: %s", self._topics_text(), self._throttle_text())

@@ -87,7 +87,7 @@ class MultiPassReader:
     """Reads the records `[start, end)` of each range once, with one `RangeReader` after another."""
 
     notice: str | None = None
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]

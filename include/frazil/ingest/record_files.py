@@ -87,7 +87,7 @@ class FileReader:
     """Reads the records of offset ranges from files, once. A topic-partition may have several ranges."""
 
     notice: str | None = None
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import IsolatedDecoder
-from frazil.ingest.progress import ProgressCounter, ProgressReporter
+from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.rejects import RejectCounter
 from frazil.ingest.required_fields import default_row
@@ -61,13 +61,13 @@ def stage(
     task: StageTask,
     *,
     attempt: int,
-    on_progress: Callable[[int], None],
+    on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> StageResult:
     """Read the task's ranges, then decode, split, sort and write their records.
 
     `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first. `on_progress`
-    gets the number of records read, about once a second; an Exception that it raises is logged.
+    is called about once a second; an Exception that it raises is logged.
 
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
     A record that cannot be written on its own becomes a dead letter; otherwise the error is raised again.
@@ -101,9 +101,7 @@ def stage(
         raise to_safe_error(suspect.error, context) from None
 
 
-def _stage_ranges(
-    run: _Stage, on_progress: Callable[[int], None], *, tried: bool
-) -> Generator[Parcel, None, StageResult]:
+def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Generator[Parcel, None, StageResult]:
     """Yield parcels for shuffle writers, return the result. If `tried`, chunks are first written in memory."""
     take = run.take_after_trial if tried else run.take
     report = ProgressReporter(on_progress)
@@ -112,7 +110,7 @@ def _stage_ranges(
             with _wrap_record_errors():
                 run._main.rehearse(default_row(run._main.layout.arrow_schema))
         with _pause_garbage_collection(), run.reader() as reader:
-            reader.on_read = lambda records: report.report_if_due(run.progress.records + records)
+            reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
                 with _wrap_record_errors():
                     take(chunk)
@@ -156,7 +154,7 @@ def stage_before_shuffle(
     task: StageTask,
     *,
     attempt: int,
-    on_progress: Callable[[int], None],
+    on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | ReadResult]:
     """Stage a task like `stage`, but yield the main table's rows as parcels, and finally the result.
@@ -175,7 +173,7 @@ def stage_after_shuffle(
     *,
     writer: int,
     attempt: int,
-    on_progress: Callable[[int], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order.
 

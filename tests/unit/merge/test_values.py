@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pyarrow as pa
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
 
+from frazil.merge.change_outcomes import are_values_equal
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
 
@@ -62,3 +64,19 @@ def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
     assert (counts.updated, counts.unchanged) == (2, 1)
     found = {row["key"]: (row["number"], row["parts"]) for row in made.rows()}
     assert (str(found[1]), str(found[2])) == ("(-0.0, [1.0])", "(1.0, [-0.0])")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 2}], True),
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 3}], False),
+        ([{"a": None, "b": 2}], [None], False),
+        ([None], [{"a": None, "b": 2}], False),
+        ([[1], []], [[1], []], True),
+        ([[1], []], [[1], None], False),
+    ],
+)
+def test_values_within_lists_are_compared_one_by_one(one, other, same):
+    kind = pa.infer_type([[*one, *other]])
+    assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]
