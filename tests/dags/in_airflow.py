@@ -7,6 +7,7 @@ an environment, a database and a parsed DAG folder of its own; its functions are
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import multiprocessing
@@ -93,6 +94,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], log: str) -> 
         os.dup2(said, descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    gc.freeze()  # what was imported before the fork
     write_without_sync()
     settings = importlib.import_module("airflow.settings")
     settings.configure_vars()

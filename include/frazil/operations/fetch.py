@@ -129,7 +129,7 @@ def fetch_action_state(spec: StreamSpec) -> ActionState:
 
 def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
     """Return the tables of a stream's route, as a mapping of identifiers to names. `specs` are all declared streams."""
-    if spec.route is None:
+    if not spec.sinks.can_follow:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
     return {table.identifier: table.name for table in tables}

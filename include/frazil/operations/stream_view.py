@@ -334,7 +334,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     return {
         "Topics": spec.source.topics_text,
         **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
-        "Default table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
+        "Default table" if spec.sinks.can_follow else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

@@ -122,7 +122,7 @@ class PendingReads:
             writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.route else None,
+            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.sinks.can_follow else None,
             costs=ask(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
         )
 
@@ -161,7 +161,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         audited=_last_audit(name=spec.name),
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.route is not None or (answer.value is not None and answer.value.routed),
+        routes=spec.sinks.can_follow or (answer.value is not None and answer.value.routed),
         routed=(
             _routed_tables(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
             if requests.routed

@@ -67,7 +67,7 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
     shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
-    routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
+    routes = [ask_status(spec) for spec in found.streams if spec.sinks.can_follow]
     measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
