@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
-from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.arrow_values import empty_table
 from frazil.merge.changes import TOPIC
 from frazil.merge.contract import MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema

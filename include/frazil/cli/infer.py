@@ -57,7 +57,7 @@ def infer(  # noqa: PLR0913 - one for each option
     """
     from frazil.infer.proposal import StreamNames, propose_declaration  # as below
     from frazil.infer.registered import fetch_registered_schemas  # as below
-    from frazil.infer.topic import read_sample  # loads Arrow and librdkafka
+    from frazil.infer.sample import read_sample  # loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry
 
     stream = name or _to_stream_name(topic)

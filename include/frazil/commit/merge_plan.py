@@ -34,7 +34,7 @@ from frazil.commit.manifest_writing import FORMAT_VERSION
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 PATH_FIELD_ID = 2147483546

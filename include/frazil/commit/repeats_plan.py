@@ -33,7 +33,7 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16

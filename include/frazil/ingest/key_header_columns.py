@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -13,7 +13,7 @@ from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import Chunk
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.headers import header_column
 
 
@@ -23,39 +23,26 @@ def value_schema(schema: Schema, beside: Mapping[str, str | None]) -> Schema:
 
 
 class KeyHeaderReader:
-    """Adds the columns that are filled from record keys and headers to the decoded rows."""
-
     def __init__(self, schema: Schema, beside: Mapping[str, str | None]) -> None:
-        """`schema` has all columns that a record fills. `beside` maps a column to the header that fills it; None is the
-        record's key.
-        """
+        """`schema` has all columns that a record fills. `beside` maps a column to its header; None is the key."""
         self._fields = [(schema.find_field(column), header) for column, header in beside.items()]
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: Chunk) -> DecodedChunk:
-        """Return the rows with the key and header columns. Records whose key or header does not fit its column are
-        rejected.
-        """
+        """Add the columns. Records whose key or header does not fit its column are rejected."""
         if not self._fields:
             return decoded
         columns: dict[str, BinaryColumn] = {}
         wrong: dict[int, tuple[str, str]] = {}
-        kept = decoded.kept
         for field, header in self._fields:
             values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
-            columns[field.name] = values.take(kept)
+            columns[field.name] = values.take(decoded.kept)
             what = "key" if header is None else f"header {header}"
             wrong = {**find_failures(columns[field.name], field, what=what), **wrong}
-        rows, rejections = decoded.rows, decoded.rejections
-        if wrong:
-            good = np.ones(len(kept), np.bool_)
-            good[list(wrong)] = False
-            rejections = [*rejections, *(Rejection(int(kept[row]), *wrong[row]) for row in sorted(wrong))]
-            rows, kept = rows.filter(pa.array(good)), kept[good]
-            columns = {name: values.take(np.flatnonzero(good)) for name, values in columns.items()}
+        rows = decoded.rows
         arrays = [
             to_arrow_binary(columns[field.name], field.type) if field.name in columns else rows.column(field.name)
             for field in self._arrow_schema
         ]
         whole = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return DecodedChunk(add_change_columns(whole, rows), kept, rejections, decoded.drift)
+        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows)).reject_rows(wrong)

@@ -23,8 +23,8 @@ from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringTy
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
+from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.contract import StagedFile
-from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile

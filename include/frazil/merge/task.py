@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from frazil.ingest.empty_tables import empty_table
+from frazil.ingest.arrow_values import empty_table
 from frazil.merge.change_outcomes import (
     fill_left_out_columns,
     find_deletes,

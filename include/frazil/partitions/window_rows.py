@@ -20,7 +20,7 @@ from pyiceberg.types import NestedField, PrimitiveType
 
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 
 
 def count_rows(table: Table, windows: Collection[Window], *, column: str, snapshot_id: int) -> dict[Window, int]:

@@ -20,7 +20,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.pages import page_path, write_pages
 from frazil.quality.suite import Suite, check_columns, read_suite
-from frazil.spec.type_ends import filter_between
+from frazil.spec.iceberg import filter_between
 from frazil.table.catalogs import catalog_config, open_existing_catalog, spark_properties, translate_catalog_errors
 
 if TYPE_CHECKING:

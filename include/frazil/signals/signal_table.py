@@ -36,8 +36,8 @@ from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, Signal, signal_from_row, signals_to_arrow
+from frazil.spec.iceberg import filter_between
 from frazil.spec.route import VALUE
-from frazil.spec.type_ends import filter_between
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable
 from frazil.table.storage import open_store

@@ -19,9 +19,8 @@ from frazil.host.launcher import Launcher, LaunchRequest
 from frazil.host.launchers import open_launcher
 from frazil.lineage.facts import PARENT_VARIABLE
 from frazil.spec.application import Application, group_applications
-from frazil.spec.folder_index import FOLDER_INDEX
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration
-from frazil.spec.load import find_stream, list_stream_files, load_stream
+from frazil.spec.load import FOLDER_INDEX, find_stream, list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import find_connections as declared_connections
 from frazil.spec.references import find_environment_names
