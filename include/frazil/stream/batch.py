@@ -1,6 +1,5 @@
-"""Runs one batch: stage, journal, commit. The engine runs the staging tasks.
-
-The module is long because its steps share the epoch's state: the marker, the last batch and the published notices.
+"""Runs one batch: stage, journal, commit. The engine runs the staging tasks. The steps share the epoch's state: the
+marker, the last batch and the published notices.
 """
 
 from __future__ import annotations
@@ -78,16 +77,13 @@ from frazil.table.storage_requests import upload_requests
 log = logging.getLogger(__name__)
 
 Answers = tuple[TaskAnswer, ...]
-"""The answers of a batch's tasks."""
 
 MAX_RESTAGES = 10
-"""Maximum number of times that one batch is restaged because tables evolved or did not exist yet."""
+"""How often one batch is restaged because tables evolved or did not exist yet."""
 MAX_IGNORED_FIELDS = 100
-"""After this many ignored fields, an epoch reports no more. Records may have any number of ignored fields."""
+"""An epoch reports no more ignored fields. Records may have any number."""
 MAX_RECENT_COMMITS = 4
-"""Number of commit records from which a new writer computes its averages. It is small because a record may take
-megabytes.
-"""
+"""Commit records from which a new writer computes its averages; each may take megabytes."""
 
 
 @dataclass(slots=True)
@@ -106,27 +102,24 @@ class BatchRunner:
     wait: Callable[[float], object] = time.sleep
     """Waits for the given seconds. Returns early, with a true value, if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Rejected records before these offsets do not open the circuit breaker, because an operator accepted them."""
+    """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
-    """The state of throttling after the last commit; None before the first commit."""
+    """The state of throttling after the last commit."""
     notices: frozenset[str] = frozenset()
     """Notices that were already published."""
     counted: SchemaDrift = NO_DRIFT
-    """Schema drift of this epoch: records whose fields match no column, cast values, and changes without a position in
-    their source's log.
-    """
+    """This epoch's records whose fields match no column, cast values, and changes without a position."""
     reported: SchemaDrift = NO_DRIFT
-    """The part of `counted` that the published notices contain."""
+    """The part of `counted` in published notices."""
     ignored: frozenset[tuple[str, ...]] = frozenset()
-    """Ignored fields that were already reported. Each is the table's name, followed by the field's path."""
+    """Reported ignored fields: the table's name, followed by the field's path."""
     recent: RecentSizes | None = None
-    """Average bytes that recent batches wrote to each table partition; None before the first batch."""
+    """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch; None before the first batch."""
+    """The shuffle decision for the last batch."""
     last_journal: Journal | None = None
-    """The journal of the last committed batch; None before the first commit."""
+    """The journal of the last committed batch."""
     route: StreamRoute | None = None
-    """The stream's route; None if the stream never had a route."""
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
@@ -173,14 +166,12 @@ class BatchRunner:
             self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete files of failed attempts of the last batch again: on a cluster, an abandoned attempt may have written
-        some late.
-        """
+        """Delete the last batch's files of failed attempts again: on a cluster, one may have written some late."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. The durations (s) are 0 if an earlier epoch staged the batch."""
+        """Emit the events of a committed batch. Durations (s) are 0 if an earlier epoch staged it."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -201,7 +192,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, journal.future, furthest, format_duration(self.spec.watermark.max_future)))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the batch's merge counts, summed over all tables that have committed the batch."""
+        """Return the merge counts of all tables that have committed the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -214,11 +205,8 @@ class BatchRunner:
         return dict(total)
 
     def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish notices about records that match no column, cast values, and changes without a position. Counts are
-        for the epoch.
-
-        A notice replaces the previous one of its kind. Casts and changes without a position may be normal. Their
-        notices are renewed only if the count has more than doubled, or if a new column has casts.
+        """Publish the epoch's counts of drift, replacing earlier notices. Casts and changes without a position may be
+        normal, so these are renewed only if counts more than double or a new column has casts.
         """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.counted, *found])
@@ -236,14 +224,13 @@ class BatchRunner:
                 self.emit(NoticeIssued(text, replaces=earlier))
 
     def _emit_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the notices of the batch's tasks that were not published before."""
         notices = {notice for answer in answers for notice in answer.result.notices}
         for notice in sorted(notices - self.notices):
             self.emit(NoticeIssued(notice))
         self.notices |= notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """Write the journal, and commit the batch. Returns the duration of the commit in seconds."""
+        """Write the journal, and commit the batch. Returns the duration of the commit (s)."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         written = retry_during_outage(
             lambda: self.tables.journals.put(journal),
@@ -264,11 +251,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over. It deletes the files staged here, which may have
-        caused `error`.
-
-        Ignores frazil's own errors. If the check fails, only logs why.
-        """
+        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may have caused it."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -294,12 +277,9 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch with the tables' current schemas and credentials. Returns the tasks' answers, and the journal
-        to write.
-
-        Stages again if a table evolved, or if records need new tables, up to `MAX_RESTAGES` times. Schema drift that
-        remains after the last attempt is left to the next batch with such records. Raises StaleBatch if records still
-        need new tables.
+        """Stage the batch, again if a table evolved or records need new tables. Returns the tasks' answers and the
+        journal to write. Drift that remains is left to the next batch. Raises StaleBatch if records still need new
+        tables.
         """
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
@@ -317,13 +297,12 @@ class BatchRunner:
         return answers, self._build_journal(context, answers, end)
 
     def _prepare_restage(self, key: BatchKey) -> None:
-        """Prepare another attempt to stage the batch."""
         self._discard(key)
         self._clear_progress()
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch once. If a task of a shuffle suspects a record, stage it again without a shuffle."""
+        """Stage the batch once, or again without a shuffle if a task of the shuffle suspects a record."""
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
@@ -335,7 +314,6 @@ class BatchRunner:
         return context, answers
 
     def _report_ignored_fields(self, refused: Iterable[RefusedField], table: str) -> None:
-        """Publish a notice of the refused fields that were not reported before."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if new and len(self.ignored) < MAX_IGNORED_FIELDS:
             self.emit(NoticeIssued(ignored_fields_notice(new, table=table)))
@@ -344,9 +322,7 @@ class BatchRunner:
             self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
-        """Evolve the tables to accept the schema drift that the tasks found. Returns whether the batch must be staged
-        again.
-        """
+        """Evolve the tables to accept the tasks' schema drift. Returns whether the batch must be staged again."""
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
             is_absent = self.route is not None and self.route.is_absent(target)
@@ -363,7 +339,7 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether its columns differ from those with which the rows were staged."""
+        """Report how a table evolved. Returns whether it has other columns than the staged rows."""
         handle = self.tables.handle(target)
         self._report_ignored_fields(result.refused, handle.identifier)
         if result.changes:
@@ -373,7 +349,7 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Decide how to shuffle the batch, and publish the decision. Returns None if its rows are not shuffled."""
+        """Decide how to shuffle the batch, if at all, and publish the decision."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()
@@ -393,7 +369,7 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        """Return the average bytes per table partition, computed from the last commit records of earlier writers."""
+        """Return the average bytes per table partition, from earlier writers' last commit records."""
         recent = RecentSizes(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):
@@ -401,19 +377,15 @@ class BatchRunner:
         return recent
 
     def _delete_obsolete_files(self, journal: Journal) -> None:
-        """Delete files of failed attempts of a committed batch, and its merged change files."""
         with _log_delete_errors(f"files of failed attempts of batch {journal.key}"):
             sweep_batch(self.tables, journal)
 
     def _discard(self, key: BatchKey) -> None:
-        """Delete the files of a batch that was not journaled."""
         with _log_delete_errors(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
 
     def _clear_progress(self) -> None:
-        """Restart the progress count at 0. Otherwise it would stand still until it exceeds the count of the previous
-        attempt.
-        """
+        """Restart the progress count at 0. It would stand still until it exceeds the previous attempt's."""
         self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
         try:
             dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
@@ -435,9 +407,7 @@ class BatchRunner:
         )
 
     def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic that is read, including new topics of a pattern that the marker does not have
-        yet.
-        """
+        """Return the id of each topic, including new topics of a pattern that the marker does not have yet."""
         known = self.marker.source
         if self.spec.source.topic_pattern is None:
             return known.topic_ids
@@ -476,7 +446,7 @@ class BatchRunner:
     def _record_rates(
         self, journal: Journal, answers: Sequence[TaskAnswer], *, batch_s: float, commit_s: float
     ) -> None:
-        """Record the batch's rates and the size of the table's metadata for the planner. Only logs errors."""
+        """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
             task_s = [answer.seconds for answer in answers]
             update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
@@ -488,9 +458,7 @@ class BatchRunner:
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 
     def _measure_metadata(self, commit_s: float) -> None:
-        """Update the throttle from the size of the table's metadata, and publish the new stretch of the commit
-        interval.
-        """
+        """Update the throttle, and publish the new stretch of the commit interval."""
         measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
         before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
         self.throttle = now
@@ -503,10 +471,7 @@ class BatchRunner:
 
 @contextmanager
 def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[None]:
-    """Log errors of deleting `files` instead of raising them: the next start deletes the files.
-
-    So a failed deletion does not replace an error that is already being raised.
-    """
+    """Log errors of deleting `files`, which the next start deletes, instead of raising them."""
     try:
         yield
     except Exception as error:  # catalogs' clients raise anything
@@ -514,7 +479,6 @@ def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[Non
 
 
 def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
-    """Return the merge counts in the summary of the marker's snapshot."""
     snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(snapshot.summary if snapshot else None)
 
@@ -528,12 +492,10 @@ def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
 
 
 def _missing_route_values(answers: Sequence[TaskAnswer]) -> set[str]:
-    """Return the route values whose tables do not exist. Their records were not staged."""
     return {value for answer in answers for value in answer.result.values}
 
 
 def _sum_counts(counts: Iterable[Mapping[int, int] | None]) -> dict[int, int] | None:
-    """Sum the counts by key; None if a task did not count."""
     total: Counter[int] = Counter()
     for count in counts:
         if count is None:
