@@ -7,12 +7,9 @@ from pathlib import Path
 
 from frazil.errors import SpecError
 
-FILE = ".pyiceberg.yaml"
-"""The name of PyIceberg's configuration file."""
-
 
 def check_configuration() -> None:
-    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file. A missing file is valid."""
+    """Raise SpecError with the file's path if PyIceberg cannot read its configuration file."""
     file = _find_file()
     if file is None:
         return
@@ -25,7 +22,6 @@ def check_configuration() -> None:
 
 
 def _find_file() -> Path | None:
-    """Return the path of the first configuration file in PyIceberg's search folders; None if none exists."""
     named = os.environ.get("PYICEBERG_HOME")
     folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
-    return next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
+    return next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)

@@ -1,6 +1,4 @@
-"""Finds the tables that a route's template has created. A table counts if its properties say so; a matching name is not
-enough.
-"""
+"""Finds the tables that a route's template has created, by their properties; a matching name is not enough."""
 
 from __future__ import annotations
 
@@ -19,13 +17,11 @@ from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import run_in_parallel
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that other tables do not get, because they contain paths of its own folders."""
+"""Properties that other tables do not get: they name the main table's own folders."""
 
 
 def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
-    """Return a table of a stream's route as frazil would create it. `value` is the routing value, for tables of a
-    template.
-    """
+    """Return a table of a stream's route as frazil would create it; `value` for a template's."""
     declared = declared_table(spec)
     properties = {name: text for name, text in declared.properties.items() if name not in OWN_FOLDERS}
     if value is not None:
@@ -34,7 +30,7 @@ def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = 
 
 
 def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
-    """Return the identifiers of all tables whose names match the route's template, sorted. Loads no table."""
+    """Return the sorted identifiers that match the route's template."""
     if route.template is None:
         return []
     found = list_table_names(catalog, route.template.rpartition(".")[0])
@@ -44,10 +40,8 @@ def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
 def load_route_tables(
     catalog: Catalog, route: Route, *, stream: str, names: Iterable[str] | None = None
 ) -> dict[str, Table]:
-    """Load the existing tables that a route lists or that its template created, by identifier.
-
-    `names` are the tables to load, by default all. Raises AccessDenied with the table's name, and any other error of
-    the catalog.
+    """Load the existing tables (`names`, or all) that a route lists or its template created. Raises AccessDenied with
+    the table's name, and any other error of the catalog.
     """
     declared = set(route.tables.values())
 
@@ -58,10 +52,8 @@ def load_route_tables(
             return None
         except ForbiddenError as error:
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
-        ours = (
-            identifier in declared or get_routing_value(table.properties, identifier, route, stream=stream) is not None
-        )
-        return table if ours else None
+        value = get_routing_value(table.properties, identifier, route, stream=stream)
+        return table if identifier in declared or value is not None else None
 
     names = sorted({*declared, *list_matching_names(catalog, route)} if names is None else names)
     loaded = run_in_parallel(load, names) if names else []
@@ -69,6 +61,6 @@ def load_route_tables(
 
 
 def get_routing_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """Return the routing value for which the template created a table; None if the template did not create it."""
+    """Return the routing value for which the template created a table, if it did."""
     value = properties.get(value_property(stream))
     return value if value is not None and route.template and route.derive_table_name(value) == identifier else None

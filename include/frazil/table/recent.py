@@ -10,10 +10,8 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache of up to `limit` values by name. It evicts the value that was stored first; reads do not
-    matter.
-
-    With `weigh`, which returns a value's weight, the limit is the weight of all values.
+    """A thread-safe cache that evicts the value stored first. `limit` is a number of values or, with `weigh`, their
+    total weight.
     """
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:

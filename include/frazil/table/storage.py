@@ -12,9 +12,8 @@ from frazil.table.object_store import IoProperties, ObjectStore
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the object store for a location, by its URI scheme. Raises SpecError for an unsupported scheme.
-
-    If the credentials in `io_properties` have expired, the store calls `renew` and retries the failed operation once.
+    """Return the object store for a location. It calls `renew` for expired credentials, and retries once. Raises
+    SpecError for an unsupported scheme.
     """
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
