@@ -1,9 +1,6 @@
-"""Audits upsert and dedupe tables: merging Kafka's records into the table again must change nothing.
-
-The rows of an upsert table cannot be compared with the number of records, because most records replace a row. So the
-audit stages the committed ranges again, and merges them with the table's files as of the marker, without a commit.
-Every row that this merge would insert, update or delete is an error. The audit needs as much memory and CPU as one
-batch of these records.
+"""Audits upsert and dedupe tables: Kafka's committed records are staged again, and merged with the table's files
+without a commit. Every row that this would insert, update or delete is an error. Needs the memory and CPU of one batch
+of these records.
 """
 
 from __future__ import annotations
@@ -61,9 +58,8 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters. With `with_source`, also compare the values of rows with Kafka's records.
-
-    Raises the same errors as `audit_stream`.
+    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records. Raises the errors of
+    `audit_stream`.
     """
     named, result = {*spec.route.tables.values()} if spec.route else set[Target](), None
     while result is None:
@@ -82,7 +78,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of rows of these changes; None if not counted."""
+    """Report that no values were compared. `rows` is the number of rows of the changes, if counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -97,9 +93,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
 
 
 def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Period | None) -> Iterator[Finding]:
-    """Yield findings about Kafka's records that a table with dedupe is missing. Raises the same errors as
-    `audit_stream`.
-    """
+    """Yield findings about Kafka's records that a dedupe table is missing. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, whole=window is None)
     by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
@@ -113,7 +107,7 @@ def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Ma
 
 
 def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
-    """Yield the counts of each topic-partition. A replayed dead letter counts as a change."""
+    """Yield each partition's counts. A replayed dead letter counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         start, end, rejected = min(r.start for r in of), max(r.end for r in of), sum(r.rejected for r in of)
         replayed = claimed.replayed.get((topic, partition), {})
@@ -126,7 +120,6 @@ def _count_partitions(claimed: Claims) -> Iterator[PartitionAudit]:
 
 
 def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
-    """Report the offsets that were committed more than once, and are therefore counted more than once."""
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
@@ -147,10 +140,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Merge Kafka's records, from the start of the claimed ranges, into the tables without a commit. Report the
-    differences.
-
-    `by_records` is whether commit records alone determine the number of rows of these ranges.
+    """Merge Kafka's records of the claimed ranges into the tables without a commit, and report differences.
+    `by_records` is whether commit records determine the number of rows.
     """
     if marker.routed is not None and spec.route is None:
         sentence = (
@@ -208,10 +199,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets from `start` to the marker whose records the audit must read again.
-
-    A later record of a key replaces an earlier one, so records after the claimed ones are included. Offsets that were
-    skipped, and those whose loss an operator accepted, are not.
+    """Return the offsets to read again, from `start` to the marker: later records of a key replace earlier ones.
+    Skipped offsets and accepted losses are left out.
     """
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
@@ -226,7 +215,7 @@ def _report_missing_in_kafka(
     *,
     by_records: bool,
 ) -> Iterator[Finding]:
-    """Report the committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
+    """Report committed records that Kafka no longer has, given the claimed ranges and offsets to read."""
     gone = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
@@ -265,7 +254,6 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
 def _report_table_differences(
     replay: SourceRecords, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
 ) -> Iterator[Finding]:
-    """Report how merging the staged changes would change one table."""
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.dedupe is None:
@@ -291,9 +279,8 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the rows that a merge of a stream with dedupe would add to the table.
-
-    Rows without an event time are omitted: these never count as repeats, so every merge adds them.
+    """Return the offsets of rows that merging would add to a dedupe table, except those without an event time, which
+    are never repeats.
     """
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
@@ -319,9 +306,8 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that a merge of all records would change.
-
-    `may_delete` describes what may have deleted all missing keys. Other streams deleted at most `by_others` of them.
+    """Report the keys that merging all records would change. `may_delete` may have deleted all missing keys, other
+    streams at most `by_others`.
     """
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     restored = (
@@ -370,7 +356,6 @@ def _format_keys(keys: tuple[Key, ...], count: int) -> str:
 
 
 def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context: MergeContext) -> list[_CompletedTask]:
-    """Run all tasks of the merge, and return each with its result. Commits nothing."""
     rules = context.rules
     if not changes:
         return []
