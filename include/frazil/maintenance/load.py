@@ -11,7 +11,7 @@ from frazil.table.made_tables import get_routing_value
 
 
 class NotMadeByRoute(SpecError):
-    """The table's name matches the template of a route, but the route did not create the table."""
+    """The table's name matches a route's template, but the route did not create it."""
 
 
 def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:

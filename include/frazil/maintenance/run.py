@@ -1,7 +1,5 @@
-"""Maintains one table: compaction, then manifests, then expiry.
-
-Each action is planned from the table's current metadata. Writers may commit at any time, and their commits always win.
-A failed action does not stop the next one.
+"""Maintains one table: compaction, then manifests, then expiry. Each is planned from current metadata; writers' commits
+always win; a failed action does not stop the next.
 """
 
 from __future__ import annotations
@@ -46,10 +44,8 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work, in the order of `Action`.
-
-    `spark` returns a session in which the catalog has its own name; it is called only if an action has work to do.
-    Failures are returned as outcomes. Raises only EnvironmentUnusable, from `spark`.
+    """Run the given actions that have useful work. `spark` returns a session in which the catalog has its own name.
+    Failures are outcomes; raises only EnvironmentUnusable, from `spark`.
     """
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
@@ -59,15 +55,13 @@ def maintain(
 
 @dataclass(frozen=True, slots=True)
 class _ActionRunner:
-    """Runs the actions on one table."""
-
     spark: Callable[[], SparkSession]
     catalog: Catalog
     maintained: MaintainedTable
     now_ms: int
 
     def outcome(self, action: Action) -> Outcome:
-        """Run one action if it has useful work, and return its outcome. Raises only EnvironmentUnusable."""
+        """Run one action if it has useful work. Raises only EnvironmentUnusable."""
         do = {
             Action.COMPACTION: self._compact,
             Action.MANIFESTS: self._rewrite_manifests,
@@ -135,7 +129,7 @@ class _ActionRunner:
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
 
     def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added after `before` was loaded; Iceberg's action does not report them."""
+        """Return the bytes that compactions added since `before`, which Iceberg's action does not report."""
         with translate_catalog_errors(self.catalog.name):
             now = load_maintained(self.catalog, self.maintained).metadata
         newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
@@ -210,9 +204,7 @@ def rewrite_ending(done: RewriteResult) -> tuple[Ending, str]:
 
 
 def growth_note(before: float, after: float, properties: Mapping[str, str]) -> str:
-    """Return a note if the rewritten files take at least twice the bytes that they took before; else an empty
-    string.
-    """
+    """Return a note if the rewritten files take at least twice the bytes, or ""."""
     if after < 2 * before or not before:
         return ""
     note = f"; they now take {after / before:.0f} times the bytes"
