@@ -19,10 +19,7 @@ from frazil.spec.units import format_count
 def find_whole_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the committed ranges whose records are all in the tables, by topic-partition.
-
-    The gaps that compaction and transactions leave in such a range must not look like missing records.
-    """
+    """Return the offsets of committed ranges whose records, except dropped ones, are all in the tables."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
@@ -95,10 +92,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a sentence for each table that has rows of records that are now staged for another table.
-
-    This happens if an earlier declaration of the route sent the records to that table.
-    """
+    """Yield a sentence for each table that has rows of records now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

@@ -1,7 +1,6 @@
-"""Runs a backfill from request to publication: finds missing records, stages them on a branch, audits, publishes.
+"""Runs a backfill: finds missing records, stages them on a branch, audits them and publishes them.
 
-To continue an interrupted backfill, run it again: every run plans again, and skips records that are already staged. A
-backfill and the live stream's writer do not wait for each other.
+Every run plans again and skips records that are already staged, so running an interrupted backfill again continues it.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_row
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans. Each is read separately, so reading more would be slow."""
+"""Maximum number of offset spans. Each is read separately."""
 MAX_ATTEMPTS = 3
 """Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 
@@ -111,9 +110,7 @@ class Backfill:
     opened: OpenStream
     source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route. None for a stream without a route, and if opened read-only, where plans and estimates ignore
-    the route.
-    """
+    """The stream's route; None without one, and if opened read-only, where plans ignore it."""
     epoch: int = 0
     """The last epoch that this run began; 0 if none."""
     backfill_id: str = ""
@@ -124,15 +121,14 @@ class Backfill:
         return self.opened.spec
 
     def last(self) -> BackfillMarker | None:
-        """Return the marker of this request's backfill; None if the stream's last backfill was for another request."""
+        """Return the marker of this request's backfill; None if the last one was for another request."""
         last = _load_backfill(self.opened)
         return last if last and last.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
         """Find the missing records, except those that the open backfill `last` has staged. Changes nothing.
 
-        Raises SpecError if the table's rows do not identify their records, or if a file cannot be used. Also raises
-        AdoptionRequired, TopicRecreated, KafkaUnavailable.
+        Raises SpecError, AdoptionRequired, TopicRecreated and KafkaUnavailable.
         """
         table, marker = self._load_table_and_marker()
         identity = self.source.identity(marker.source)
@@ -180,12 +176,10 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. Returns the marker; None if
-        nothing was staged.
+        """Audit the staged records, and publish them unless the target is the branch.
 
-        Raises StaleBatch if the stream was reset or the table changed: the staged records are then dropped, and the
-        next run starts over. Raises BackfillAbandoned if an operator abandoned the backfill, and FrazilError if the
-        audit fails.
+        Returns None if nothing was staged. Raises StaleBatch, after dropping the staged records, if the stream was
+        reset or the table changed; BackfillAbandoned; and FrazilError if the audit fails.
         """
         self.check_run_not_abandoned()
         last = self.last()
@@ -251,7 +245,7 @@ class Backfill:
         return table, marker
 
     def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
-        """Check that the requested offsets of a topic do not also belong to a former topic of the same name."""
+        """Check that the requested offsets do not also belong to a former topic of the same name."""
         for topic in _topics(wanted):
             if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
                 raise SpecError(
@@ -265,9 +259,8 @@ class Backfill:
     ) -> tuple[Tallies, ...]:
         """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters.
 
-        Leaves out rows of an upsert stream, because later records may have replaced them. For a replay, also leaves out
-        the dead letters, which it reads, and offsets of a deleted topic of the same name, whose rows may be of other
-        records. Raises RouteBehind if a routed table cannot be read.
+        Leaves out rows of an upsert stream, which later records may have replaced. A replay also leaves out the dead
+        letters, which it reads, and offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -305,24 +298,21 @@ class Backfill:
 
     @property
     def _merges_records(self) -> bool:
-        """Whether the stream's records are merged into the table, not appended."""
         return merging_mode(self.spec) is not None
 
     @property
     def _is_decided_by_dead_letters(self) -> bool:
-        """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
+        """Whether the dead-letter table shows which records a replay still has to write."""
         return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
-        """Whether some records may change no row: events without a row change, or deletes whose routing value has no
-        table.
-        """
+        """Whether some records may change no row, such as deletes whose routing value has no table."""
         deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Run the audit. Raises BackfillAbandoned instead if the audit fails because the backfill was abandoned."""
+        """Run the audit. Raises BackfillAbandoned instead if it fails because the backfill was abandoned."""
         try:
             return self._audit(committer)
         except StaleBatch:
@@ -384,11 +374,7 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
-        """Return the stream's position if it must not change before the publication, because records may delete rows;
-        else None.
-
-        Raises WriterBusy if some records before this position are not staged.
-        """
+        """Return the position that the stream must keep until publication, because records may delete rows."""
         if self.request.target == "branch" or not deletes_rows(self.spec):
             return None
         if self.plan(backfill).spans:
@@ -422,10 +408,7 @@ def _load_backfill(opened: OpenStream) -> BackfillMarker | None:
 def open_backfill(
     spec: StreamSpec, request: BackfillRequest, *, kafka_timeout_s: float = TIMEOUT_S, read_only: bool = False
 ) -> Iterator[Backfill]:
-    """Open the request's stream and source. With `read_only`, nothing is changed.
-
-    Raises SpecError if the table or the files do not exist, and the errors of the checks and of `BackfillRoute.open`.
-    """
+    """Open the request's stream and source. With `read_only`, nothing is changed. Raises SpecError."""
     check_coordinates(spec)
     check_restores_no_deleted_rows(spec, request)
     check_not_in_future(request, clock.now_ms())
