@@ -1,6 +1,4 @@
-"""Defines a signal, and its row in `frazil.signals`. A signal means that a window of a table is complete at one
-revision.
-"""
+"""Defines a signal, which means that a window of a table is complete at one revision, and its table row."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters committed since the previous signal. Any of them may belong to this window: they have no event
-    time.
-    """
+    """Dead letters since the previous signal, any of which may belong to this window."""
     late_rows: int
     """Rows of this window that landed since the previous signal."""
     watermark_us: int
