@@ -1,8 +1,4 @@
-"""Points and events of a stream's history. Their number is limited even if the clock is wrong or events are very
-frequent.
-
-No I/O; `StreamHistory` is mutable.
-"""
+"""Points and events of a stream's history. Their number is limited whatever the clock and the events are. No I/O."""
 
 from __future__ import annotations
 
@@ -29,10 +25,9 @@ MAX_TEXT_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Measurements of one minute, or of ten minutes. Times are milliseconds since 1970, UTC.
+    """Sums over the batches committed in one minute or ten, and measurements, which are None if not taken.
 
-    Sums are over the batches that were committed in this time. A measurement between batches is None if it was not
-    taken.
+    Times are milliseconds since 1970, UTC.
     """
 
     at_ms: int
@@ -120,9 +115,7 @@ class RecordedHistory:
     """A stream's history as it was read."""
 
     points: tuple[Point, ...] = ()
-    """Points, oldest first: ten-minute points for two weeks, one-minute points for some hours. Times without a writer
-    have no points.
-    """
+    """Points, oldest first. Times without a writer have no points."""
     happened: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
     """Why part or all of the history could not be read; None if all was read."""
@@ -143,11 +136,7 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points without the last one if part of its time is in the future or not yet stored. The points are
-    oldest first.
-
-    Other points are complete, because a writer always writes all of its points together.
-    """
+    """Return the points without the last one if part of its time is in the future or not yet stored."""
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 
@@ -163,7 +152,7 @@ class Part(StrEnum):
 
 @dataclass(slots=True)
 class StreamHistory:
-    """Measurements of a stream per minute and per ten minutes, and its events. Not thread-safe.
+    """Measurements per minute and per ten minutes, and events. Not thread-safe.
 
     A minute is either a point in `minutes` or part of a ten-minute point in `tens`, never both.
     """
@@ -206,10 +195,7 @@ class StreamHistory:
             self.record(what)
 
     def age(self, now_ms: int) -> set[Part]:
-        """Merge old one-minute points into ten-minute points, and drop what is too old. Return the changed parts.
-
-        A time far in the future comes from a wrong clock, and is treated like a time far in the past.
-        """
+        """Merge old one-minute points, and drop what is too old or too far in the future. Return the changed parts."""
         changed = set()
         for ten in sorted({span_start(at, TEN_MINUTES_MS) for at in self.minutes}):
             if abs(now_ms - ten) > MINUTES_RETENTION_MS + TEN_MINUTES_MS:
@@ -237,7 +223,6 @@ class StreamHistory:
 
 
 def _newest_events(happened: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
-    """Return the newest events of each kind, oldest first."""
     counts: Counter[EventKind] = Counter()
     kept = []
     oldest_first = sorted(happened, key=lambda what: what.at_ms)

@@ -1,6 +1,4 @@
-"""Records the events of one stream as its history. A separate thread writes, so the stream's writer never waits for the
-storage.
-"""
+"""Records the events of one stream as its history. A separate thread writes it."""
 
 from __future__ import annotations
 
@@ -27,10 +25,7 @@ RETRY_INTERVAL_MS = 60_000
 
 
 class Recorder:
-    """Event sink that stores a stream's history next to the table.
-
-    Only one thread at a time may call `write`.
-    """
+    """Event sink that stores a stream's history. Only one thread at a time may call `write`."""
 
     def __init__(self, stream: str, *, interval_ms: int) -> None:
         self.stream = stream
@@ -121,10 +116,7 @@ class Recorder:
             self._earlier_objects = []
 
     def _load_earlier(self, objects: HistoryStore) -> list[HistoryObject]:
-        """Load the objects of earlier writers into this history. Return these objects.
-
-        Objects of a higher epoch are included: they were written before an operator ran `frazil forget`.
-        """
+        """Load the objects of earlier writers, and of epochs before a `frazil forget`, and return them."""
         earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
         earlier, problems = objects.read(earlier_objects)
         for problem in problems:
@@ -134,7 +126,6 @@ class Recorder:
         return earlier_objects
 
     def _measure_event(self, event: Event) -> Point | None:
-        """Return the measurements that an event adds to its minute; None if it has no measurements."""
         match event.what:
             case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
@@ -156,7 +147,6 @@ class Recorder:
         return None
 
     def _measure_batch(self, at_ms: int, batch: BatchCommitted) -> Point:
-        """Return the measurements of a batch: only watermark and interval for an empty commit."""
         merge_ms, self._merge_ms = self._merge_ms, 0
         point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
         if not (batch.records or batch.rejected or batch.changes):  # an empty commit
@@ -174,7 +164,7 @@ class Recorder:
         )
 
     def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        """Return the kind and sentence of an event in the history; None if the history does not show the event."""
+        """Return the kind and sentence of an event; None if the history does not show it."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"
