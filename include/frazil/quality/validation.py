@@ -24,7 +24,7 @@ MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 80
 """Maximum length of a value in a sentence."""
 _NON_TERM_KEYS = {"column", "column_A", "column_B", "column_list", "batch_id"}
-"""Keys of an expectation that are columns or internal, and are not shown as terms."""
+"""Keys of an expectation that are not shown as terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,6 @@ def _expectation_of_result(result: Any) -> dict[str, Any]:
 
 
 def _build_suite(suite: Suite, expectations: list[dict[str, Any]]) -> gx.ExpectationSuite:
-    """Return a suite of Great Expectations with these expectations. Raises SpecError."""
     try:
         return gx.ExpectationSuite(name=suite.content["name"], expectations=expectations)
     except (GreatExpectationsError, ValidationError, TypeError, ValueError) as error:
@@ -92,9 +91,7 @@ def _render(found: ExpectationSuiteValidationResult) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert values of pandas and Spark to Python values, so that messages show both in the same form. NaN becomes
-    None.
-    """
+    """Convert values of pandas and Spark to Python values. NaN becomes None."""
     match value:
         case dict():
             return {key: to_plain(one) for key, one in value.items()}
