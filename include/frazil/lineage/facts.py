@@ -18,9 +18,7 @@ INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
 """Environment variable with the time between RUNNING events of a writer."""
 DEFAULT_INTERVAL = "15m"
 PARENT_VARIABLE = "OPENLINEAGE_PARENT_ID"
-"""Environment variable with the parent run, `<namespace>/<job>/<run id>`, as OpenLineage's Spark integration expects
-it.
-"""
+"""Environment variable with the parent run, `<namespace>/<job>/<run id>`."""
 NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
 """Environment variable with the namespace of the jobs."""
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")

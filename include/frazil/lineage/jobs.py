@@ -1,7 +1,7 @@
-"""Reports runs of batch jobs, such as one day's aggregation. Each run has two events: START, then COMPLETE or FAIL.
+"""Reports runs of batch jobs to OpenLineage: START, then COMPLETE or FAIL.
 
-A thread sends the events. Only the end of the process waits for the thread, for up to two seconds. If the backend is
-down, START is sent together with the run's end event, or both are lost.
+A thread sends the events, and only the end of the process waits for it. If the backend is down, START is sent with the
+run's end event, or both are lost.
 """
 
 from __future__ import annotations
