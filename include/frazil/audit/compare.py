@@ -245,7 +245,8 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
     """Report where a table's records differ from the commit records, except those reported as missing."""
     fewer = more = 0
     first: Group | None = None
-    of_rows, dead_letters, accounted = witness.tally is e.rows, _dead_letter_claims(e), _accounted_offsets(e)
+    of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
+    accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
     for group in witness.groups:
         missing_, surplus = witness.compare(group)
         if of_rows and _is_exact(e, group):
@@ -272,11 +273,6 @@ def _claimed_records(r: CommittedRange) -> int:
 def _max_records(group: Group, claimed: Callable[[CommittedRange], int], *, but: str | None = None) -> int:
     """Return the possible maximum of records in a group, without those of the topic `but`."""
     return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != but)
-
-
-def _accounted_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets in a table, or whose absence was reported or accepted."""
-    return e.seen | find_missing_offsets(e) | _accepted_offsets(e)
 
 
 def _is_exact(e: Evidence, group: Group) -> bool:

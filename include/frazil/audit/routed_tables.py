@@ -237,7 +237,11 @@ def row_counts(
         if one.renamed:
             expected[one.renamed] += expected.pop(one.target, 0)
     return {
-        name: (_count_claimed(seen_offsets(tallies), claimed) + _count_copies(tallies, claimed), expected[name])
+        name: (
+            _count_claimed(seen_offsets(tallies), claimed)
+            + sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges),
+            expected[name],
+        )
         for name, tallies in _by_table(default, routed).items()
     }
 
@@ -296,8 +300,3 @@ def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) 
         if tp in offsets
         for span in merge_ranges(ranges)
     )
-
-
-def _count_copies(tallies: Tallies, claimed: Claims) -> int:
-    """Return the number of surplus rows in the claimed partitions."""
-    return sum(tally.copies for tp, tally in tallies.items() if tp in claimed.ranges)

@@ -74,16 +74,16 @@ class SourceRecords:
         )
         base = self.sinks.add_route(self.spec, base)
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
-        context = dataclasses.replace(base, targets=targets, existing_dead_letters=self._dead_letter_offsets())
+        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
+        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
+        context = dataclasses.replace(
+            base,
+            targets=targets,
+            existing_dead_letters={tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen},
+        )
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
         return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
-
-    def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
-        """Return the offsets of dead letters, which stay so even if the declaration accepts them now."""
-        wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
-        dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
-        return {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
 
 
 def records_by_table(

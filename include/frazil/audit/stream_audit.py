@@ -239,10 +239,18 @@ def find_metadata_problems(
 
 def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
     """Return findings about a rollback, missing commit records and skipped ranges."""
+    findings = []
+    for path in claimed.gone:
+        key = parse_key(path)
+        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
+        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
+        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
+        findings.append(Finding(kind, 1, sentence, marker.stream))
+    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
     return (
         *_report_rollback(table, marker),
-        *_report_missing_commit_records(claimed, marker),
-        *_report_skipped_ranges(claimed, marker),
+        *findings,
+        *(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost),
     )
 
 
@@ -317,23 +325,6 @@ def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
         f"{marker.stream} --to table`"
     )
     return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
-
-
-def _report_missing_commit_records(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    """Report missing commit records. Those that `frazil forget` deleted are no error."""
-    findings = []
-    for path in claimed.gone:
-        key = parse_key(path)
-        is_forgotten = key is None or marker.fate(key) is Fate.UNKNOWN
-        kind = FindingKind.NOT_COMPARED if is_forgotten else FindingKind.RECORD_GONE
-        sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
-        findings.append(Finding(kind, 1, sentence, marker.stream))
-    return tuple(findings)
-
-
-def _report_skipped_ranges(claimed: Claims, marker: Marker) -> tuple[Finding, ...]:
-    sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
-    return tuple(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
 
 
 def _report_foreign_changes(table: Table, *, stream: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:

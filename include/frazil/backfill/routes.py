@@ -177,7 +177,12 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     def propose(table: Table) -> Done[None] | Change[None]:
         if has_backfill_rows(table.metadata.properties, backfill):
             return Done(None)
-        _check_no_later_backfill(tables, backfill)
+        found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
+        if found is None or found.id != backfill.id:
+            raise Fenced(
+                f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
+                "further changes"
+            )
         _check_marker(table, tables.stream, target)
         if not files_fit(table.metadata, written):
             raise SchemaIncompatible(
@@ -189,15 +194,6 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
         return Change(prepared.requirements, (*prepared.updates, marked), None)
 
     commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
-
-
-def _check_no_later_backfill(tables: StreamTables, backfill: BackfillMarker) -> None:
-    found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
-    if found is None or found.id != backfill.id:
-        raise Fenced(
-            f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
-            "further changes"
-        )
 
 
 def _check_marker(table: Table, stream: str, target: Target) -> None:

@@ -136,7 +136,13 @@ class Backfill:
         wanted = self.source.find_requested_spans(self.request, marker)
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
-            self._check_one_generation(wanted, claimed)
+            for topic in _topics(wanted):
+                if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
+                    raise SpecError(
+                        f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
+                        "requested range, so frazil cannot determine which topic the table's rows came from. Request "
+                        "other offsets"
+                    )
         staged = committed_chunks(self.opened.tables.journals, last) if last and last.is_open else []
         held = [to_bitmaps(staged_spans(staged))]
         if self.request.dead_letters:
@@ -243,16 +249,6 @@ class Backfill:
         marker = require_marker(self.spec, read_marker(table.metadata.properties, self.spec.name))
         check_coordinates(self.spec, table_has=has_coordinates(table.schema()))
         return table, marker
-
-    def _check_one_generation(self, wanted: Spans, claimed: Claims) -> None:
-        """Check that the requested offsets do not also belong to a former topic of the same name."""
-        for topic in _topics(wanted):
-            if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
-                raise SpecError(
-                    f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
-                    "requested range, so frazil cannot determine which topic the table's rows came from. Request other "
-                    "offsets"
-                )
 
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None

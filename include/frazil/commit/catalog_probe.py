@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,14 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,
     ):
-        _drop_abandoned_tables(catalog, namespace, now_ms=now_ms)
+
+        def sweep() -> None:
+            for identifier in catalog.list_tables(namespace):
+                found = _NAME.fullmatch(identifier[-1])
+                if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
+                    _drop_with_files(catalog, catalog.load_table(identifier))
+
+        _try_to("remove the tables of earlier probes", sweep)
         with _create_table(catalog, namespace, location=spec.table.location, now_ms=now_ms) as table:
             missing = (*_Probe(catalog, table, now_ms).run(), *_missing_in_storage(table))
     return tuple(dict.fromkeys(missing))
@@ -235,16 +242,6 @@ def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]
                 one.rmdir()
 
 
-def _drop_abandoned_tables(catalog: Catalog, namespace: str, *, now_ms: int) -> None:
-    def sweep() -> None:
-        for identifier in catalog.list_tables(namespace):
-            found = _NAME.fullmatch(identifier[-1])
-            if found and int(found[1]) < now_ms - ABANDONED_AFTER_MS:
-                _drop_with_files(catalog, catalog.load_table(identifier))
-
-    _try_to("remove the tables of earlier probes", sweep)
-
-
 def _drop_with_files(catalog: Catalog, table: Table) -> None:
     catalog.drop_table(table.name())
     location = table.location()
@@ -269,13 +266,9 @@ def _try_to(purpose: str, action: Callable[[], object]) -> None:
 
 
 def _record_path(config: CatalogConfig) -> Path:
-    key = hashlib.sha256(json.dumps([PROBE_VERSION, *_catalog_identity(config.properties)]).encode()).hexdigest()[:16]
-    return home() / "catalogs" / f"{key}.json"
-
-
-def _catalog_identity(properties: Mapping[str, str]) -> list[str]:
-    uri = properties.get("uri", "")
+    uri = config.properties.get("uri", "")
     with suppress(ArgumentError):
         uri = make_url(uri).render_as_string(hide_password=True)
     keys = ("type", "warehouse", "prefix", "glue.id", "glue.region", "glue.endpoint", "s3.endpoint")
-    return [uri, *(properties.get(key, "") for key in keys)]
+    identity = json.dumps([PROBE_VERSION, uri, *(config.properties.get(key, "") for key in keys)])
+    return home() / "catalogs" / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"

@@ -92,7 +92,10 @@ class FoldedRecords:
     def write(self, records: RecordsByKey) -> bool:
         """Write records in key order as one object. Returns False if it already exists with other records."""
         path = self._path(records)
-        self._store.put_if_absent(path, _encode_records(records))
+        head = {"format": FORMAT_VERSION, "keys": list(records)}
+        lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
+        # No timestamp, so that equal records produce equal bytes.
+        self._store.put_if_absent(path, gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0))
         stored = self._store.get(path)
         return stored is not None and _decode_records(stored, path) == records
 
@@ -106,13 +109,6 @@ class FoldedRecords:
 
 def _key_text(key: BatchKey) -> str:
     return f"{key.epoch:08d}-{key.batch:08d}"
-
-
-def _encode_records(records: RecordsByKey) -> bytes:
-    head = {"format": FORMAT_VERSION, "keys": list(records)}
-    lines = [json.dumps(head, separators=(",", ":")).encode(), *records.values()]
-    # No timestamp, so that equal records produce equal bytes.
-    return gzip.compress(b"\n".join(lines), compresslevel=6, mtime=0)
 
 
 def _decode_records(data: bytes, path: str) -> RecordsByKey:

@@ -233,17 +233,14 @@ class Followers:
                 log.warning("table %s received %s that had been waiting for it", target, format_count(waited, "row"))
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.debug("the commit to table %s failed", target, exc_info=True)
-            return self._describe_failure(target, error)
+            missing: Sequence[Journal] = self.waiting[target]
+            if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
+                try:
+                    missing = journals_never_committed(self.tables, target, missing)
+                except Exception:  # as above: without the table's metadata, all waiting batches count as missing
+                    log.debug("cannot determine which batches table %s had", target, exc_info=True)
+            return _Failure(explain_error(error, self.tables.stream, target), missing)
         return None
-
-    def _describe_failure(self, target: Target, error: Exception) -> _Failure:
-        missing: Sequence[Journal] = self.waiting[target]
-        if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
-            try:
-                missing = journals_never_committed(self.tables, target, missing)
-            except Exception:  # as above: without the table's metadata, all waiting batches count as missing
-                log.debug("cannot determine which batches table %s had", target, exc_info=True)
-        return _Failure(explain_error(error, self.tables.stream, target), missing)
 
     def _has_inherited_files(self, target: Target) -> bool:
         return any(journal.key.epoch < self.epoch for journal in self.waiting[target])

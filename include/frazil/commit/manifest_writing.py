@@ -257,18 +257,17 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
         for entry in entries:
             writer.add_entry(entry)
             if recorder:
-                written.append(_without_statistics(entry))
+                file = entry.data_file
+                slim = DataFile.from_args(
+                    content=file.content,
+                    file_path=file.file_path,
+                    partition=file.partition,
+                    record_count=file.record_count,
+                )
+                written.append(_entry(entry, slim, entry.status, entry.snapshot_id))
     if recorder and len(written) <= MAX_KEPT_FILES:
         recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
-
-
-def _without_statistics(entry: ManifestEntry) -> ManifestEntry:
-    file = entry.data_file
-    slim = DataFile.from_args(
-        content=file.content, file_path=file.file_path, partition=file.partition, record_count=file.record_count
-    )
-    return _entry(entry, slim, entry.status, entry.snapshot_id)
 
 
 def manifest_content(content: DataFileContent) -> ManifestContent:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
@@ -113,7 +112,14 @@ class MarkedUpdate:
         """Return the open branch's head after the change, and the updates."""
         name = open_branch_name(self.stream)
         if change.ends:
-            return None, self._branch_removal().updates(table)
+
+            def of_the_branch(snapshot: Snapshot) -> bool:
+                own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
+                return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
+
+            end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
+            self.written.append(end)
+            return None, end.updates(table)
         if not (change.joining_files or change.leaving_files) and change.base == found:
             return found, ()
         base = BaseManifests(change.stays, change.leaving_files, change.base.summary if change.base else None)
@@ -124,17 +130,6 @@ class MarkedUpdate:
         summary = {"frazil.stream": self.stream, "frazil.operation": ALIGN_OPERATION}
         prepared = writer.prepare(table, summary=summary, now_ms=now_ms)
         return prepared.snapshot, prepared.updates
-
-    def _branch_removal(self) -> BranchRemoval:
-        """Return the removal of the branch, and of snapshots that it had before a reset moved it back."""
-
-        def of_the_branch(snapshot: Snapshot) -> bool:
-            own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
-            return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
-
-        end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=of_the_branch)
-        self.written.append(end)
-        return end
 
 
 Decide = Callable[[Table, Marker | None], "Marker | Done[Marker]"]
@@ -254,7 +249,8 @@ class BranchRemoval:
         # A branch or tag that began here may share manifests, so none of them is deleted.
         if own.isdisjoint(elsewhere):
             self.removed_ids = frozenset(s.snapshot_id for s in gone)
-            self.waste = frozenset(_manifest_paths(gone, table.io))
+            listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(table.io), gone)
+            self.waste = frozenset({s.manifest_list for s in gone} | {m.manifest_path for of in listed for m in of})
         removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
@@ -273,8 +269,3 @@ def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
     """Return the requirement that the branch is unchanged, or still missing."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)
-
-
-def _manifest_paths(snapshots: list[Snapshot], io: FileIO) -> set[str]:
-    listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(io), snapshots)
-    return {s.manifest_list for s in snapshots} | {m.manifest_path for of in listed for m in of}

@@ -141,10 +141,6 @@ class _ChangeIndex:
         self.bounds = self._key_bounds(changes)
         self._evaluators: dict[int, Any] = {}
 
-    def group_values(self, file: DataFile) -> GroupValues | None:
-        """Return the group values of a table's file; None for another partition spec."""
-        return tuple(_plain_value(file.partition[i]) for i in self.key_fields) if file.spec_id == self.spec_id else None
-
     def _key_bounds(self, files: Sequence[StagedFile]) -> KeyBounds:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
@@ -263,7 +259,11 @@ def _build_groups(
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
-            values = wanted.group_values(file)
+            values = (
+                tuple(_plain_value(file.partition[i]) for i in wanted.key_fields)
+                if file.spec_id == wanted.spec_id
+                else None
+            )
             bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
             if bounds is None or not wanted.overlaps(file, bounds):
                 continue

@@ -95,12 +95,6 @@ class MergeWriter:
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
         """Return the next attempt; its snapshot is empty if nothing changes. Raises its tasks' errors."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
-        context = self._make_context(table)
-        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
-            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
-        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
-
-    def _make_context(self, table: Table) -> MergeContext:
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))
         properties = tuple(sorted(target.properties.items()))
@@ -108,13 +102,22 @@ class MergeWriter:
         if key not in self._folders:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
-        return MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
+        context = MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
+        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
+            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
+        return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
     def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
         self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
         results = self._run(context, plan.tasks)
-        results += self._run(context, _insert_tasks(plan, results))
+        by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
+        tasks = []
+        for last in plan.insert_tasks:
+            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
+            matched = BitMap64.union(*maps) if maps else None
+            tasks.append(last.task(matched.serialize() if matched else b""))
+        results += self._run(context, tasks)
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])
@@ -156,29 +159,14 @@ class MergeWriter:
         if waste:
             heads = [attempt.head for attempt in self.attempts]
             first = min((1 + (head.sequence_number or 0) if head else 1 for head in heads), default=0)
-            waste -= _paths_added_since(first, table)
+            manifests = {
+                manifest.manifest_path: manifest
+                for snapshot in table.metadata.snapshots
+                if (snapshot.sequence_number or 0) >= first
+                for manifest in snapshot.manifests(table.io)
+                if manifest.sequence_number >= first
+            }
+            waste -= {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}
         if waste:
             open_store(min(waste), table.io.properties).delete(sorted(waste))
         self._results = {}
-
-
-def _insert_tasks(plan: MergePlan, results: Sequence[MergeResult]) -> list[MergeTask]:
-    """Return the tasks that insert what the tasks with these results did not match."""
-    by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
-    tasks = []
-    for last in plan.insert_tasks:
-        maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
-        matched = BitMap64.union(*maps) if maps else None
-        tasks.append(last.task(matched.serialize() if matched else b""))
-    return tasks
-
-
-def _paths_added_since(sequence_number: int, table: Table) -> set[str]:
-    manifests = {
-        manifest.manifest_path: manifest
-        for snapshot in table.metadata.snapshots
-        if (snapshot.sequence_number or 0) >= sequence_number
-        for manifest in snapshot.manifests(table.io)
-        if manifest.sequence_number >= sequence_number
-    }
-    return {e.data_file.file_path for m in manifests.values() for e in m.fetch_manifest_entry(table.io)}

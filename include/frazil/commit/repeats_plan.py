@@ -10,7 +10,7 @@ from functools import reduce
 from itertools import pairwise
 from typing import Any
 
-from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, Or
+from pyiceberg.expressions import AlwaysTrue, And, Or
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
@@ -69,24 +69,22 @@ def _files_near(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -
         return []
     layouts = PartitionKeys(table)
     try:
-        found = list(table.scan(row_filter=_build_filter(table, staged, rules)).plan_files())
+        assert rules.event_time is not None
+        spans = _spans(
+            [bounds for file in staged if (bounds := _column_bounds(table, rules.event_time, [file]))], rules
+        )
+        event_time = table.schema().find_field(rules.event_time)
+        near = reduce(Or, (filter_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
+        for name in rules.key:
+            if bounds := _column_bounds(table, name, staged):
+                near = And(near, filter_between(table.schema().find_field(name), *bounds))
+        found = list(table.scan(row_filter=near).plan_files())
     except ValueError as error:  # PyIceberg's error for equality deletes
         raise SchemaIncompatible(
             f"table {'.'.join(table.name())} has deletes that a stream with dedupe cannot apply: {error}. Compact "
             "the table with the engine that wrote them, then start again"
         ) from error
     return [_table_file(scanned, layouts) for scanned in found]
-
-
-def _build_filter(table: Table, staged: Sequence[StagedFile], rules: MergeRules) -> BooleanExpression:
-    assert rules.event_time is not None
-    spans = _spans([bounds for file in staged if (bounds := _column_bounds(table, rules.event_time, [file]))], rules)
-    event_time = table.schema().find_field(rules.event_time)
-    near = reduce(Or, (filter_between(event_time, *span) for span in spans)) if spans else AlwaysTrue()
-    for name in rules.key:
-        if bounds := _column_bounds(table, name, staged):
-            near = And(near, filter_between(table.schema().find_field(name), *bounds))
-    return near
 
 
 def _spans(bounds: Iterable[Span], rules: MergeRules) -> list[Span]:

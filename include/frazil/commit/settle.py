@@ -61,21 +61,14 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
             committed.append(journal)
             log.info("batch %s of an earlier epoch was committed from its journal", journal.key)
     if discarded:
-        _prove_newest_epoch(tables, epoch=committer.epoch)
+        # A later epoch may have read a journal before it was discarded. Cached metadata would not show that epoch.
+        def decide(_: Table, found: Marker | None) -> Marker:
+            marker = check_fence(found, stream=tables.stream, epoch=committer.epoch)
+            return dataclasses.replace(marker, at=BatchKey(committer.epoch, marker.at.batch + 1))
+
+        commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
-
-
-def _prove_newest_epoch(tables: StreamTables, *, epoch: int) -> None:
-    """Commit a marker with the next batch number. This fails if a later epoch, which may have read a journal before it
-    was discarded, has begun. A catalog's cached metadata would not show this.
-    """
-
-    def decide(_: Table, found: Marker | None) -> Marker:
-        marker = check_fence(found, stream=tables.stream, epoch=epoch)
-        return dataclasses.replace(marker, at=BatchKey(epoch, marker.at.batch + 1))
-
-    commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
@@ -88,13 +81,6 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
     """Commit an earlier epoch's journal. Raises StaleBatch if this is impossible."""
-    _check_staged_files(tables, journal)
-    if committer.commit(journal).settled != journal.key:  # for example after a reset
-        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
-
-
-def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
-    """Raise StaleBatch if a staged file is missing. Those of routed tables are checked when they are committed."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
@@ -102,6 +88,8 @@ def _check_staged_files(tables: StreamTables, journal: Journal) -> None:
     missing = wanted - {bare_path(found.path) for found in existing}
     if missing:
         raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
+    if committer.commit(journal).settled != journal.key:  # for example after a reset
+        raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
 
 def highest_epoch(tables: StreamTables) -> int:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot, Summary
+from pyiceberg.table.snapshots import Summary
 
 from frazil.commit.backfill_marker import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
@@ -142,7 +142,11 @@ class _SweptTable:
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
-                return _paths_added_by(snapshot, self.table)
+                manifests = (
+                    m for m in snapshot.manifests(self.table.io) if m.added_snapshot_id == snapshot.snapshot_id
+                )
+                entries = (entry for m in manifests for entry in m.fetch_manifest_entry(self.table.io))
+                return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
         return self.referenced_paths
 
 
@@ -151,12 +155,6 @@ def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
-
-
-def _paths_added_by(snapshot: Snapshot, table: Table) -> set[str]:
-    manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
-    entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
-    return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
 
 
 def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:

@@ -98,7 +98,13 @@ class Recorder:
             return
         objects, new = opens(), self._written != epoch
         if self._earlier_objects is None:
-            self._earlier_objects = self._load_earlier(objects)
+            earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
+            earlier, problems = objects.read(earlier_objects)
+            for problem in problems:
+                log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
+            with self._lock:
+                self._past.merge_earlier(earlier)
+            self._earlier_objects = earlier_objects
         with self._lock:
             self._changed |= self._past.age(now_ms)
             parts = [part for part in Part if new or part in self._changed]
@@ -114,16 +120,6 @@ class Recorder:
         if new or Part.TENS in parts:  # also later: a replaced writer may have written its objects again
             objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
             self._earlier_objects = []
-
-    def _load_earlier(self, objects: HistoryStore) -> list[HistoryObject]:
-        """Load the objects of earlier writers, and of epochs before a `frazil forget`, and return them."""
-        earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
-        earlier, problems = objects.read(earlier_objects)
-        for problem in problems:
-            log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
-        with self._lock:
-            self._past.merge_earlier(earlier)
-        return earlier_objects
 
     def _measure_event(self, event: Event) -> Point | None:
         match event.what:

@@ -142,7 +142,8 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
             f"stream {stream.name} of {health.table} is late: {shown}{_why_unknown(stream)}. {status} shows whether "
             "its writer is paused, and what holds it back"
         )
-        stale_s = _staleness_s(stream, age_ms, threshold_s)
+        unread = stream.lag is None and stream.lag_problem is None
+        stale_s = None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
         yield Reading(f"freshness:{stream.name}", stale_s, threshold_s, shown, sentence, hold_ms=0)
         if settings.alerts.lag is not None:
             sentence = (
@@ -162,14 +163,6 @@ def unread_reading(subject: str, what: str, problem: str | None) -> Reading:
     shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
     sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
     return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
-
-
-def _staleness_s(stream: StreamHealth, age_ms: int | None, threshold_s: float) -> float | None:
-    """Return the age (s) of the oldest waiting record, if known. If the lag could not be read, records count as
-    waiting; without an attempt, an old stream is unknown.
-    """
-    unread = stream.lag is None and stream.lag_problem is None
-    return None if age_ms is None or (unread and age_ms > threshold_s * 1000) else age_ms / 1000
 
 
 def _why_unknown(stream: StreamHealth) -> str:

@@ -115,7 +115,10 @@ def evaluate_readings(
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            resolved.append(_resolved_alert(before, rule, reading, subject))
+            now = reading.shown if reading is not None else "no longer watched"
+            resolved.append(
+                Alert(rule, subject, now, before.since_ms, f"{subject}: the alert {rule} is over: {now}", before.alone)
+            )
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
 
 
@@ -163,11 +166,6 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
     unseen = gap_ms > max(hold_ms, MAX_GAPS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
-
-
-def _resolved_alert(before: AlertState, rule: str, reading: Reading | None, table: str) -> Alert:
-    now = reading.shown if reading is not None else "no longer watched"
-    return Alert(rule, table, now, before.since_ms, f"{table}: the alert {rule} is over: {now}", before.alone)
 
 
 UNMEASURED_RULE = "unmeasured"

@@ -71,7 +71,9 @@ def find_due_actions(
     """Return whether each action is due, and why, from metadata. With `full_check_at`, compaction and manifests are
     also due in the first run after that time of each UTC day, if there are enough files or manifests.
     """
-    again = full_check_at is not None and _is_daily_check(health, settings, full_check_at)
+    again = full_check_at is not None and (
+        (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
+    )
     checks = {
         Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
         Action.MANIFESTS: _check_manifests(health, settings.manifests, again=again),
@@ -79,11 +81,6 @@ def find_due_actions(
     }
     off = DueCheck(False, "it is switched off")
     return {action: check if is_enabled(settings, action) else off for action, check in checks.items()}
-
-
-def _is_daily_check(health: TableHealth, settings: Maintenance, full_check_at: timedelta) -> bool:
-    """Return whether this is the first run after the daily check time."""
-    return (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
 
 
 def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool) -> DueCheck:

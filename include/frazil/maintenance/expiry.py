@@ -91,7 +91,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    plain = max(min(_count_readable(main, horizon_ms), settings.at_most), settings.at_least)
+    readable = next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
+    plain = max(min(readable, settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
@@ -148,11 +149,6 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
     return None
 
 
-def _count_readable(main: Sequence[Snapshot], horizon_ms: int) -> int:
-    """Return how many of main's newest snapshots a reader that started after `horizon_ms` may use."""
-    return next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
-
-
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
     """Return the indexes in `main` of commits whose late rows or dead letters no signal may have counted."""
     return [
@@ -202,7 +198,9 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     """Return the snapshots outside main's kept history to which something refers, with reasons."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
     reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
-    kept = _audited_snapshots(metadata, now_ms=now_ms)
+    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
+    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
+    kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
     reasons |= dict.fromkeys(pins.signalled, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
@@ -212,12 +210,6 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
-
-
-def _audited_snapshots(metadata: TableMetadata, *, now_ms: int) -> list[int]:
-    oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
-    young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    return [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
 
 
 def _branch_snapshots(

@@ -112,13 +112,17 @@ class _ActionRunner:
         done = self._open(table).rewrite(plan.rewrites, sort=sort)
         seconds = time.monotonic() - began
         missing = plan.files - done.removed
+        with translate_catalog_errors(self.catalog.name):
+            now = load_maintained(self.catalog, self.maintained).metadata
+        newer = takewhile(lambda s: s.snapshot_id != table.metadata.current_snapshot_id, ancestors(now))
+        summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
         numbers = {
             "partitions": len(plan.rewrites),
             "files-removed": done.removed,
             "files-added": done.added,
             "files-missed": max(missing, 0),
             "bytes": done.bytes,
-            "bytes-added": self._bytes_added(table),
+            "bytes-added": sum(int(summary.get("added-files-size") or 0) for summary in summaries),
             "seconds": round(seconds, 3),
             "mb-per-second": round(done.bytes / 1e6 / seconds, 2),
         }
@@ -127,14 +131,6 @@ class _ActionRunner:
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
-
-    def _bytes_added(self, before: Table) -> int:
-        """Return the bytes that compactions added since `before`, which Iceberg's action does not report."""
-        with translate_catalog_errors(self.catalog.name):
-            now = load_maintained(self.catalog, self.maintained).metadata
-        newer = takewhile(lambda s: s.snapshot_id != before.metadata.current_snapshot_id, ancestors(now))
-        summaries = [s.summary for s in newer if s.summary and s.summary.get("frazil.operation") == Action.COMPACTION]
-        return sum(int(summary.get("added-files-size") or 0) for summary in summaries)
 
     def _rewrite_manifests(self) -> Outcome:
         table, plan = self._planner.manifests()

@@ -54,7 +54,16 @@ class RepeatsRun(TaskRun):
     def result(self) -> MergeResult:
         batch = self._read_batch()
         if not self.task.inserts:
-            of_table = self._table_rows(batch)
+            rules = self.context.rules
+            codes, first = np.unique(batch.codes, return_index=True)
+            index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
+            parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+            for rows in self._live_rows(index.batch_rows):
+                indexes, changes = index.find_rows(rows)
+                times = column(rows, self._event_time).take(pa.array(indexes))
+                known = to_mask(times.is_valid())
+                parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
+            of_table = np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
             is_repeat = find_repeats_of_table(batch.codes, batch.times, *of_table, within_us=self._within_us)
             matched = BitMap64(np.flatnonzero(is_repeat & batch.timed).tolist()).serialize()
             return MergeResult((), (), (), MergeCounts(), matched, bytes_read=self.reader.bytes_read)
@@ -90,19 +99,6 @@ class RepeatsRun(TaskRun):
     def _event_time(self) -> str:
         assert self.context.rules.event_time is not None
         return self.context.rules.event_time
-
-    def _table_rows(self, batch: _Batch) -> tuple[Numbers, Numbers]:
-        """Return key numbers and event times of the table's rows that have a key of the batch."""
-        rules = self.context.rules
-        codes, first = np.unique(batch.codes, return_index=True)
-        index = KeyIndex(NewestChanges(batch.keys.take(pa.array(first)), first, 0), rules.key)
-        parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        for rows in self._live_rows(index.batch_rows):
-            indexes, changes = index.find_rows(rows)
-            times = column(rows, self._event_time).take(pa.array(indexes))
-            known = to_mask(times.is_valid())
-            parts.append((codes[changes[known]], _to_microseconds(times.drop_null())))
-        return np.concatenate([codes for codes, _ in parts]), np.concatenate([times for _, times in parts])
 
     def _live_rows(self, together: int) -> Iterator[pa.Table]:
         """Yield keys and event times of live rows, in tables of about `together` rows."""

@@ -87,18 +87,13 @@ class TableFileReader:
         """Return the sorted positions that a position-delete file deletes, by data file."""
         rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
         self.count_read_rows(rows)
-        return _group_by_path(rows)
-
-
-def _group_by_path(deletes: pa.Table) -> dict[str, Numbers]:
-    """Group the deleted positions by data file, of which there may be thousands."""
-    if not deletes.num_rows:
-        return {}
-    paths = column(deletes, "file_path").dictionary_encode()
-    codes = paths.indices.to_numpy()
-    ordered = column(deletes, "pos").to_numpy()[np.argsort(codes, kind="stable")]
-    ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
-    return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
+        if not rows.num_rows:
+            return {}
+        paths = column(rows, "file_path").dictionary_encode()
+        codes = paths.indices.to_numpy()
+        ordered = column(rows, "pos").to_numpy()[np.argsort(codes, kind="stable")]
+        ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
+        return dict(zip(paths.dictionary.to_pylist(), np.split(ordered, ends[:-1]), strict=True))
 
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:

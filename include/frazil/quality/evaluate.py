@@ -50,10 +50,6 @@ class GatedWindow:
         """Names of the table's columns."""
         return frozenset(field.name for field in self.schema.fields)
 
-    def max_rows(self) -> int:
-        """Return the number of rows in all files that may have some of the window. Reads only metadata."""
-        return sum(task.file.record_count for task in self.scan.plan_files())
-
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
         """Return the window's rows with these columns as a pandas DataFrame."""
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
@@ -148,7 +144,8 @@ def evaluate(
     check_columns(suite, window.columns, request.table)
     engine: str = request.engine
     if engine == "auto":
-        engine = "arrow" if window.max_rows() <= MAX_ARROW_ROWS else "spark"
+        max_rows = sum(task.file.record_count for task in window.scan.plan_files())
+        engine = "arrow" if max_rows <= MAX_ARROW_ROWS else "spark"
     rows, validation = _evaluate_rows(suite, window, start_session(request) if engine == "spark" else None)
     failures = validation.failures if validation else ()
     page, seconds = str(page_path(request, now)), round(time.monotonic() - began, 3)

@@ -78,7 +78,8 @@ class TableSignals:
         """Return the signals of another table, as of the same time."""
         if self.at is None:
             return TableSignals(table, None, 0, None)
-        return TableSignals(table, *_read_cursor(self.at, table), self.at, *_read_group(self.at, table))
+        raw = json.loads(self.at.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
+        return TableSignals(table, *_read_cursor(self.at, table), self.at, raw.get("group"), raw.get("since", 0))
 
     def members(self) -> list[TableSignals]:
         """Return the signals of each table of this group; for a table, only its own."""
@@ -226,12 +227,6 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
             "it was "
             "edited by hand. Restore it"
         ) from error
-
-
-def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
-    """Return a table's group, and the number of its last signal before it joined the group."""
-    raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
-    return raw.get("group"), raw.get("since", 0)
 
 
 def _cursor_text(append: Append, number: int, token: str) -> str:

@@ -71,7 +71,6 @@ from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.growth import RefusedField
 from frazil.table.storage_requests import upload_requests
 
 log = logging.getLogger(__name__)
@@ -298,7 +297,11 @@ class BatchRunner:
 
     def _prepare_restage(self, key: BatchKey) -> None:
         self._discard(key)
-        self._clear_progress()
+        self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
+        try:
+            dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
+        except Exception as error:
+            log.info("progress files of the failed attempt were not deleted: %r", error)
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
@@ -312,14 +315,6 @@ class BatchRunner:
             log.warning("batch %s is staged again without a shuffle, to find the record that caused: %s", key, error)
             answers = stage(StageRows(context, progress))
         return context, answers
-
-    def _report_ignored_fields(self, refused: Iterable[RefusedField], table: str) -> None:
-        new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
-        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
-            self.emit(NoticeIssued(ignored_fields_notice(new, table=table)))
-            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
-                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
-            self.ignored |= {(table, *refusal.path) for refusal in new}
 
     def _evolve_tables(self, context: StageContext, answers: Answers) -> bool:
         """Evolve the tables to accept the tasks' schema drift. Returns whether the batch must be staged again."""
@@ -341,7 +336,12 @@ class BatchRunner:
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
         """Report how a table evolved. Returns whether it has other columns than the staged rows."""
         handle = self.tables.handle(target)
-        self._report_ignored_fields(result.refused, handle.identifier)
+        new = [refusal for refusal in result.refused if (handle.identifier, *refusal.path) not in self.ignored]
+        if new and len(self.ignored) < MAX_IGNORED_FIELDS:
+            self.emit(NoticeIssued(ignored_fields_notice(new, table=handle.identifier)))
+            for refusal in new[MAX_NAMED:MAX_IGNORED_FIELDS]:  # one line for each, only in writer.log
+                log.info("ignored: %r %s", ".".join(refusal.path)[:100], refusal.reason)
+            self.ignored |= {(handle.identifier, *refusal.path) for refusal in new}
         if result.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))
@@ -384,14 +384,6 @@ class BatchRunner:
         with _log_delete_errors(f"files of the failed batch {key}", logging.INFO):
             discard_batch(self.tables, key)
 
-    def _clear_progress(self) -> None:
-        """Restart the progress count at 0. It would stand still until it exceeds the previous attempt's."""
-        self.progress = dataclasses.replace(self.progress, attempt=self.progress.attempt + 1)
-        try:
-            dataclasses.replace(self.progress, io=self.tables.main.io_properties).clear()
-        except Exception as error:
-            log.info("progress files of the failed attempt were not deleted: %r", error)
-
     def _build_context(self, key: BatchKey) -> StageContext:
         context = build_stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
@@ -420,6 +412,9 @@ class BatchRunner:
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
         results = [a.result for a in answers]
+        cpu_s, requests = cost_meter.take()
+        uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
+        cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
         return Journal(
             stream=self.spec.name,
             key=BatchKey(context.epoch, context.batch),
@@ -439,7 +434,7 @@ class BatchRunner:
             without_columns=sum(drift.unknown for result in results for drift in result.drift.values()),
             cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
             other_events=sum(result.other_events for result in results),
-            cost=_take_cost(answers),
+            cost=BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
         )
 
@@ -453,20 +448,16 @@ class BatchRunner:
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
-                self._measure_metadata(commit_s)
+                measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
+                before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
+                self.throttle = now
+                pressed = before is not None and before.reason is not None
+                if pressed or now.reason:
+                    self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
+                exchange = open_exchange(self.run_folder)
+                write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
-
-    def _measure_metadata(self, commit_s: float) -> None:
-        """Update the throttle, and publish the new stretch of the commit interval."""
-        measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
-        before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))
-        self.throttle = now
-        pressed = before is not None and before.reason is not None
-        if pressed or now.reason:
-            self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-        exchange = open_exchange(self.run_folder)
-        write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
 
 
 @contextmanager
@@ -481,14 +472,6 @@ def _log_delete_errors(files: str, level: int = logging.WARNING) -> Iterator[Non
 def _merge_counts(table: Table, marker: Marker) -> dict[str, int]:
     snapshot = table.metadata.snapshot_by_id(marker.snapshot_id)
     return merge_counts(snapshot.summary if snapshot else None)
-
-
-def _take_cost(answers: Sequence[TaskAnswer]) -> BatchCost:
-    """Return the cost of the batch's tasks, and of this process since the previous batch."""
-    cpu_s, requests = cost_meter.take()
-    uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
-    cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
-    return BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads)
 
 
 def _missing_route_values(answers: Sequence[TaskAnswer]) -> set[str]:

@@ -104,7 +104,12 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
         return Distribution(None, "the table has no partitions")
     if tasks == 1:
         return Distribution(None, "one task writes the batch")
-    found = _expected_distribution(recent, tasks=tasks, target_file_bytes=target_file_bytes)
+    shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
+    needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
+    alone = max(round(recent.files_alone), sum(needed.values()))
+    apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
+    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
+    found = Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
     if declared == "hash":
         return replace(found, reason=f"distribution: hash; {found.reason}")
     bound = MIN_RATIO_TO_CONTINUE if before is not None and before.shuffled else MIN_RATIO_TO_BEGIN
@@ -112,15 +117,6 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
         return found
     return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
-
-
-def _expected_distribution(recent: RecentSizes, *, tasks: int, target_file_bytes: int) -> Distribution:
-    shares = assign_writers({key: size + FILE_COST_BYTES for key, size in recent.bytes.items()}, tasks)
-    needed = {key: math.ceil(size / target_file_bytes) for key, size in recent.bytes.items()}
-    alone = max(round(recent.files_alone), sum(needed.values()))
-    apart = sum(max(needed[key], len(parts)) for key, parts in shares.items())
-    reason = f"{len(shares)} live partitions: about {alone} files per batch without a shuffle, {apart} with one"
-    return Distribution(Shuffle(tasks, shares), reason, len(shares), alone, apart)
 
 
 def assign_writers(

@@ -196,7 +196,9 @@ class BatchPlanner:
             if not self.watch.has_no_more_records(tp, start):
                 self.last_unread[tp] = now
             self.last_unread.setdefault(tp, now)
-        self._record_answer(now)
+        if self.silent_since is not None and self.warned_at >= self.silent_since:
+            log.warning("Kafka answers again after %.0f s", now - self.silent_since)
+        self.answered_at, self.silent_since = now, None
         waits_for = self.whole.waits_for if self.whole else ""
         waiting = self.watch.count_in_transactions()
         self.reported = PlannerReport(dict(self.ends), dict(self.began), waiting, waits_for, self.clock_ms())
@@ -232,7 +234,11 @@ class BatchPlanner:
             made_again = {topic for topic, known in self.source.topic_ids.items() if now.get(topic, known) != known}
             raise TopicRecreated(f"{error}{self._unread_sentence(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
-        self._check_not_hidden(found.identity.topic_ids)
+        read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
+        if missing := sorted(
+            t for t in read if t not in found.identity.topic_ids and self.absent.get(t, 0) < MAX_ABSENT_POLLS
+        ):
+            self.kafka.check_not_hidden(missing)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)
         beginnings = self.kafka.earliest(found.partitions)
@@ -242,12 +248,6 @@ class BatchPlanner:
             log.info("new partitions: %s", sorted(new))
             self.began.update(new)
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
-
-    def _check_not_hidden(self, present: Container[str]) -> None:
-        """Raise AccessDenied if ACLs hide an existing topic of the position."""
-        read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        if missing := sorted(t for t in read if t not in present and self.absent.get(t, 0) < MAX_ABSENT_POLLS):
-            self.kafka.check_not_hidden(missing)
 
     def _count_missing_polls(self, present: Container[str]) -> None:
         """Count consecutive polls that missed a topic of the position, which only a pattern's may."""
@@ -274,11 +274,6 @@ class BatchPlanner:
         """Return a sentence with the number of records before `ends` that were not read, or ""."""
         unread = sum(max(end - self.position.offsets.get(tp, end), 0) for tp, end in ends.items() if tp[0] in topics)
         return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
-
-    def _record_answer(self, now: float) -> None:
-        if self.silent_since is not None and self.warned_at >= self.silent_since:
-            log.warning("Kafka answers again after %.0f s", now - self.silent_since)
-        self.answered_at, self.silent_since = now, None
 
     def _handle_no_response(self, error: KafkaUnavailable, since: float) -> None:
         """Report and log that Kafka does not respond. Raises `error` after `UNREACHABLE_TIMEOUT_S`."""

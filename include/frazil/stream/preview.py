@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
@@ -91,7 +90,9 @@ def _preview_chunk(
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
-    for index, row in zip(shaped.kept.tolist(), _to_row_dicts(shaped.rows), strict=True):
+    own = [name for name in shaped.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
+    found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
+    for index, row in zip(shaped.kept.tolist(), found, strict=True):
         rows[index].append(row)
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
@@ -103,9 +104,3 @@ def _preview_chunk(
 def _preview_unwritable(chunk: Chunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
     of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
     return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
-
-
-def _to_row_dicts(rows: pa.Table) -> list[dict[str, Any]]:
-    own = [name for name in rows.column_names if not name.startswith(("kafka_", "_frazil"))]
-    found: list[dict[str, Any]] = rows.select(own).to_pylist()
-    return found

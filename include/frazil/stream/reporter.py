@@ -138,7 +138,9 @@ class Reporter:
             case TablesBehind(names=names, sentence=sentence):
                 self._update(outage=sentence if names else None, outage_code=None)
             case NoticeIssued(sentence, replaces):
-                self.add_notice(sentence, replaces=replaces)
+                with self._lock:
+                    others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+                    self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
@@ -168,12 +170,6 @@ class Reporter:
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
-
-    def add_notice(self, sentence: str, *, replaces: str = "") -> None:
-        """Add a notice to the heartbeat, in place of `replaces`."""
-        with self._lock:
-            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
-            self._state = dataclasses.replace(self._state, notices=(*others, sentence))
 
     def _update(self, **values: object) -> None:
         """Set fields of the heartbeat, and send it soon. Counts as progress."""
@@ -227,20 +223,17 @@ class Reporter:
             return
         if progress and self._merges and state.phase in MERGE_PHASES:
             self._counted_at = time.monotonic()
-            self._set_merged_rows(state.phase, progress.count_merged_rows(since=self._phase_since_ms))
+            rows = progress.count_merged_rows(since=self._phase_since_ms)
+            with self._lock:
+                is_new = self._state.phase is state.phase and rows != self._state.merged_rows
+            if is_new:
+                self._update(merged_rows=rows)
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
                 self._update(batch_records=counted.read)
-
-    def _set_merged_rows(self, phase: Phase, rows: int) -> None:
-        """Set the merged rows. A restarted merge counts from 0 again, which is progress too."""
-        with self._lock:
-            is_new = self._state.phase is phase and rows != self._state.merged_rows
-        if is_new:
-            self._update(merged_rows=rows)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
         """Return by how much a batch of this duration exceeds the commit interval."""

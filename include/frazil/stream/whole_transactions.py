@@ -106,7 +106,15 @@ class WholeTransactions:
         held_back = all_read and self._log.at < end
         self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
-        self._warn_if_held_back(tp, open_one)
+        now = self.clock()
+        if not self._waits or self._open[0] != self.at:
+            self._open, self._warned = (self.at, now), now
+        elif open_one and now - self._warned >= WARN_INTERVAL_S:
+            self._warned = now
+            log.warning(
+                "topic %s: records after offset %d have been held back for %.0f s: %s",
+                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
+            )
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
@@ -174,17 +182,6 @@ class WholeTransactions:
             for table in self._tables & end.events.keys():
                 self._log.add_end(end.transaction, end.events[table])
         return more
-
-    def _warn_if_held_back(self, tp: TopicPartition, open_one: str) -> None:
-        now = self.clock()
-        if not self._waits or self._open[0] != self.at:
-            self._open, self._warned = (self.at, now), now
-        elif open_one and now - self._warned >= WARN_INTERVAL_S:
-            self._warned = now
-            log.warning(
-                "topic %s: records after offset %d have been held back for %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
-            )
 
     def _describe_wait(self, open_one: str) -> str:
         """Return for which transaction the records wait, and what to do."""

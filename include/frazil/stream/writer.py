@@ -321,7 +321,11 @@ class Epoch:
 
     def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
         behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._has_caught_up(runner.marker, stays_unread))
+        if self.stopping.is_set():
+            return True
+        if behind or self.goal is None:
+            return False
+        return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
         """Take over the stream, and commit or discard earlier batches. Returns the runner of new ones."""
@@ -391,8 +395,3 @@ class Epoch:
         marker = committer.skip(available, lost=lost)
         self.parts.emit(RecordsSkipped(lost, marker))
         return marker
-
-    def _has_caught_up(self, marker: Marker, stays_unread: Callable[[TopicPartition], bool]) -> bool:
-        return self.goal is not None and all(
-            marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items()
-        )

@@ -111,7 +111,15 @@ def catalog_config(name: str | None) -> CatalogConfig:
             properties["uri"] = _add_busy_timeout(properties["uri"])
         return CatalogConfig(wanted, properties)
     if wanted == default == DEFAULT:
-        return CatalogConfig(DEFAULT, _embedded_properties(), embedded=True)
+        folder = home()
+        if problem := find_path_problem(str(folder)):
+            raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
+        uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
+        return CatalogConfig(
+            DEFAULT,
+            {"type": "sql", "uri": _add_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"},
+            embedded=True,
+        )
     variable = f"PYICEBERG_CATALOG__{wanted.upper().replace('-', '_')}__URI"
     known = ", ".join(sorted(config.get_known_catalogs())) or "none"
     raise SpecError(
@@ -129,7 +137,12 @@ def load_catalog(name: str | None) -> Catalog:
         if not config.embedded:
             return _open(config)
         with _lock_setup():
-            _use_write_ahead_log(config.properties["uri"])
+            engine = create_engine(config.properties["uri"])
+            try:
+                with engine.connect() as connection:
+                    connection.execute(text("PRAGMA journal_mode=WAL"))
+            finally:
+                engine.dispose()
             return _open(config)
 
 
@@ -271,14 +284,6 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _embedded_properties() -> dict[str, str]:
-    folder = home()
-    if problem := find_path_problem(str(folder)):
-        raise SpecError(f"FRAZIL_HOME ({str(folder)!r}) {problem}")
-    uri = URL.create("sqlite", database=str(folder / "catalog.db")).render_as_string()
-    return {"type": "sql", "uri": _add_busy_timeout(uri), "warehouse": f"file://{folder}/warehouse"}
-
-
 def _add_busy_timeout(uri: str) -> str:
     """Add a longer lock timeout to a SQLite URI: a long read can exceed the default of 5 s."""
     url = make_url(uri)
@@ -344,13 +349,3 @@ def _lock_setup() -> Iterator[None]:
     with (folder / "catalog.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-def _use_write_ahead_log(uri: str) -> None:
-    """Switch SQLite to write-ahead logging, which fails instead of waiting if the database is locked."""
-    engine = create_engine(uri)
-    try:
-        with engine.connect() as connection:
-            connection.execute(text("PRAGMA journal_mode=WAL"))
-    finally:
-        engine.dispose()

@@ -10,7 +10,9 @@ from frazil.errors import SpecError
 
 def check_configuration() -> None:
     """Raise SpecError with the file's path if PyIceberg cannot read its configuration file."""
-    file = _find_file()
+    named = os.environ.get("PYICEBERG_HOME")
+    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
+    file = next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)
     if file is None:
         return
     from pyiceberg.utils.config import Config  # not needed without the file
@@ -19,9 +21,3 @@ def check_configuration() -> None:
         Config()
     except Exception as error:  # anything that its YAML parser raises
         raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None
-
-
-def _find_file() -> Path | None:
-    named = os.environ.get("PYICEBERG_HOME")
-    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
-    return next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)

@@ -231,7 +231,9 @@ class SchemaComparison:
         elif isinstance(wanted, MapType) and isinstance(found, MapType):
             yield from self._compare_types(wanted.key_field, found.key_field, path=(*path, "key"))
             yield from self._compare_types(wanted.value_field, found.value_field, path=(*path, "value"))
-        elif wanted == found or self._has_become_wider(wanted, existing):
+        elif wanted == found or (
+            str(wanted) in self.history.types[existing.field_id] and widens(wanted, existing.field_type)
+        ):
             return
         elif widens(found, wanted):
             yield Promotion(path, wanted)
@@ -241,9 +243,6 @@ class SchemaComparison:
                 f"is declared {wanted}, but is {found} in the table; declare it {found}, write to a new table, "
                 "or add a column of another name",
             )
-
-    def _has_become_wider(self, declared: IcebergType, existing: NestedField) -> bool:
-        return str(declared) in self.history.types[existing.field_id] and widens(declared, existing.field_type)
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:

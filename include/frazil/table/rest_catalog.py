@@ -61,7 +61,13 @@ def _limit_requests(session: Session) -> None:
     def send_limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
             options["timeout"] = TIMEOUT_S
-        return _check_response(send(request, **options))
+        response = send(request, **options)
+        is_meaningful = response.ok or response.status_code in (404, 409)
+        if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
+            kind = response.headers.get("Content-Type", "no type")
+            begin = " ".join(response.text[:200].split())[:60]
+            raise NotIcebergResponse(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
+        return response
 
     session.send = send_limited  # type: ignore[method-assign]
     for scheme in ("http://", "https://"):
@@ -80,15 +86,3 @@ def _retries() -> Retry:
         raise_on_status=False,
         retry_after_max=MAX_RETRY_AFTER_S,
     )
-
-
-def _check_response(response: Response) -> Response:
-    """Raise NotIcebergResponse for a success, "not found" or conflict without JSON: PyIceberg would take a gateway's
-    "not found" page for a missing table.
-    """
-    is_meaningful = response.ok or response.status_code in (404, 409)
-    if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
-        kind = response.headers.get("Content-Type", "no type")
-        begin = " ".join(response.text[:200].split())[:60]
-        raise NotIcebergResponse(f"status {response.status_code} with {kind} instead of JSON: {begin!r}")
-    return response

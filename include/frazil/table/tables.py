@@ -38,7 +38,14 @@ def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
     """
     declared = declared_table(spec)
     table = ensure_declared(catalog, declared, spec.name)
-    _warn_of_other_layout(table, declared, spec.name)
+    layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
+    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
+        if wanted and wanted != layout[word]:
+            logger.warning(
+                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
+                "declaration, or write to a new table",
+                spec.name, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
+            )  # fmt: skip
     return table
 
 
@@ -61,11 +68,6 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
                 f"stream {spec.name}: the table {table_identifier(table)} does not have all declared columns yet "
                 f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
             )
-    _check_identifier_fields(main, spec)
-
-
-def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if an upsert table's identifier fields are not the key, which may be renamed."""
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
@@ -104,8 +106,17 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """Evolve a loaded table to its declaration, if safe. Raises SchemaIncompatible."""
-    _check_format_version(table)
-    _check_folders(table)
+    version = table.metadata.format_version
+    if version != FORMAT_VERSION:
+        upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
+        raise SchemaIncompatible(
+            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
+            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
+        )
+    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
+    for name, folder in folders.items():
+        if problem := find_path_problem(folder):
+            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
     return evolve_to(table, declared, stream)
 
 
@@ -156,34 +167,6 @@ def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
     except (NamespaceAlreadyExistsError, IntegrityError):
         # Another process has created the namespace since the check: SqlCatalog's primary key refuses a second one.
         return
-
-
-def _check_format_version(table: Table) -> None:
-    version = table.metadata.format_version
-    if version != FORMAT_VERSION:
-        upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
-        raise SchemaIncompatible(
-            f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
-            f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
-        )
-
-
-def _check_folders(table: Table) -> None:
-    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
-    for name, folder in folders.items():
-        if problem := find_path_problem(folder):
-            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
-
-
-def _warn_of_other_layout(table: Table, declared: DeclaredTable, stream: str) -> None:
-    layout = _layout_terms(table.spec(), table.sort_order(), table.schema())
-    for word, wanted in _layout_terms(declared.partitioning, declared.order, declared.schema).items():
-        if wanted and wanted != layout[word]:
-            logger.warning(
-                "stream %s declares the %s [%s], but table %s has [%s], which is not changed. Change the "
-                "declaration, or write to a new table",
-                stream, word, ", ".join(wanted), table_identifier(table), ", ".join(layout[word]),
-            )  # fmt: skip
 
 
 def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema) -> dict[str, list[str]]:
