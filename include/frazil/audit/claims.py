@@ -93,7 +93,6 @@ def _missing_record_paths(
 
 
 def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period | None) -> Claims:
-    """Read the claims of a period, or of all time."""
     if window is None:
         return load_all_claims(journals, marker, metadata)
     return load_window_claims(journals, marker, metadata, window)

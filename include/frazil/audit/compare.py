@@ -266,7 +266,6 @@ def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Fi
 
 
 def _claimed_records(r: CommittedRange) -> int:
-    """Return the rows and dead letters that a range claims."""
     return min(r.end - r.start, r.records + r.rejected)
 
 

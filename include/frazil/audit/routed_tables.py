@@ -52,7 +52,6 @@ class RoutedRows:
     rows: Tallies
     """The table's rows, and those that wait for it. A renamed table's own rows count under its new name."""
     waiting: int = 0
-    """Rows that wait for the table."""
     problem: str | None = None
     """Why the table, or a file of waiting rows, could not be read."""
     renamed: Target | None = None
@@ -293,7 +292,6 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
 
 
 def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    """Return the number of these offsets within the claimed ranges."""
     return sum(
         offsets[tp].range_cardinality(*span)
         for tp, ranges in claimed.ranges.items()

@@ -55,12 +55,10 @@ class StagedRecords:
 
 
 def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
-    """Return the offsets that chunks or tasks cover."""
     return merge_spans((p.topic_partition, (p.start, p.end)) for part in parts for p in part.progress)
 
 
 def count_landed_elsewhere(staged: StagedRecords) -> int:
-    """Return the number of staged records that are now in the tables too."""
     own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
     return sum(len(offsets & _seen_in_any(staged.elsewhere, tp)) for tp, offsets in own.items())
 

@@ -110,11 +110,9 @@ class BackfillCommitter:
         return committer
 
     def journals(self) -> list[Journal]:
-        """Return the journals of all committed chunks."""
         return committed_chunks(self.tables.journals, self.backfill)
 
     def next_key(self) -> BatchKey:
-        """Return the key of the next chunk of this epoch."""
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
@@ -124,7 +122,6 @@ class BackfillCommitter:
         return self._commit(journal, planned=planned)
 
     def mark_staged(self) -> BackfillMarker:
-        """Mark the backfill as staged, because all its chunks are committed. Return the new marker."""
         staged = self._change(self.tables.main, lambda found: dataclasses.replace(found, state=BackfillState.STAGED))
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill

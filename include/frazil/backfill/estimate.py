@@ -72,7 +72,6 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 
 
 def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
-    """Return the output of a dry run, one sentence per line."""
     what = "offsets"
     if dry_run.source_files:
         what = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"

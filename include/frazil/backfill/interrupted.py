@@ -18,7 +18,6 @@ COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
 
 
 def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
-    """Describe an open backfill or replay in one line."""
     what, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
     why = describe_interruption(last, metadata, now_ms=now_ms)
     return f"{what} {last.id}: {last.state}, {chunks} chunks" + (f"; {why}" if why else "")

@@ -131,7 +131,6 @@ def can_backfill(spec: StreamSpec) -> bool:
 
 
 def deletes_rows(spec: StreamSpec) -> bool:
-    """Return whether records of the stream can delete rows."""
     return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 

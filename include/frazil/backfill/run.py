@@ -80,8 +80,6 @@ MAX_ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class BackfillPlan:
-    """The offsets that a backfill reads."""
-
     spans: Spans
     requested: int
     """Number of requested offsets in Kafka, or of records in files, including those that the tables already have."""
@@ -174,7 +172,6 @@ class Backfill:
         return self.spec.dedupe is not None and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
-        """Return the context for staging a chunk."""
         properties = executor_kafka_properties(self.spec, os.environ)
         context = build_stage_context(self.spec, tables, key, kafka_properties=properties, topic_ids=topic_ids)
         if self.route:

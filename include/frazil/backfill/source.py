@@ -60,7 +60,6 @@ class KafkaSource:
         return spans
 
     def max_records(self, spans: Spans) -> int:
-        """Return the maximum number of records in the spans."""
         return count_offsets(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:

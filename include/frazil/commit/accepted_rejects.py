@@ -29,7 +29,6 @@ class AcceptedRejects:
 
 
 def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    """Store the acceptance. It replaces an earlier one."""
     text = json.dumps(
         {
             "offsets": nest_by_topic(accepted.offsets),

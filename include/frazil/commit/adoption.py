@@ -22,9 +22,7 @@ FORMAT_VERSION = 1
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Raise AdoptionRequired if others have written to the table and no operator ran `frazil adopt`. Others are writers
-    that are no streams, and other or forgotten streams that read topics of `source` into it.
-    """
+    """Raise AdoptionRequired if others have written to the table and no operator ran `frazil adopt`."""
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
         raise AdoptionRequired(
@@ -133,7 +131,6 @@ def _offsets(note: Mapping[str, Any]) -> dict[TopicPartition, int]:
 
 
 def _topic_ids(note: Mapping[str, Any]) -> Mapping[str | None, Mapping[str, str]]:
-    """Return a note's topic ids, by cluster id and topic."""
     newest = {note["cluster-id"]: note.get("topic-ids", {})} if note.get("cluster-id") else {}
     return {**note.get("other-clusters", {}), **newest}
 

@@ -33,8 +33,6 @@ class BackfillState(StrEnum):
 
 
 class Worker(NamedTuple):
-    """A process that runs a backfill."""
-
     host: str
     pid: int
     started_at_s: float
@@ -170,9 +168,7 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return the backfill that is published in the default table but still open in the dead-letter table. Its rows may
-    be missing from routed tables. With `abandoned`, an abandoned backfill counts too.
-    """
+    """Return the backfill published in the default table but still open (or `abandoned`) in the dead-letter table."""
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None

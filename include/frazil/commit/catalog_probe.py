@@ -51,9 +51,7 @@ _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 
 def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
-    """Raise CommitRefused if the catalog cannot hold the stream. Skips the embedded catalog and those that passed. Logs
-    a warning if frazil may not create a table.
-    """
+    """Raise CommitRefused if the catalog cannot hold the stream, unless it is embedded or has passed before."""
     config = catalog_config(spec.table.catalog)
     record = _record_path(config)
     if config.embedded or record.exists():
@@ -73,9 +71,7 @@ def check_can_hold(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> None:
 
 
 def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]:
-    """Return what the catalog and its storage cannot do, one sentence each. Drops its test table and namespace
-    afterwards, and tables of killed probes.
-    """
+    """Return what the catalog and its storage cannot do, one sentence each. Leaves no table behind."""
     with (
         translate_catalog_errors(catalog.name),
         _create_namespace(catalog, spec.table.identifier.rpartition(".")[0]) as namespace,
@@ -174,7 +170,6 @@ class _Probe:
 
 
 def _missing_in_storage(table: Table) -> Iterator[str]:
-    """Yield a sentence for each operation that the storage does not support."""
     store, path = open_store(table.location(), table.io.properties), f"{table.location().rstrip('/')}/data/probe"
     store.put_if_absent(path, b"first")
     if store.put_if_absent(path, b"second") or store.get(path) != b"first":
@@ -227,9 +222,7 @@ def _probe_folder(location: str) -> str:
 
 @contextmanager
 def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
-    """Remove, after the block, the empty folders that a probe left in a local warehouse. Use it only while no writer
-    starts: a writer that creates its table at that moment could lose its folders.
-    """
+    """Remove the empty folders that a probe left in a local warehouse. Use it only while no writer starts."""
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
     path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
     folder, is_local = Path(urlsplit(path).path), urlsplit(path).scheme in {"", "file"}

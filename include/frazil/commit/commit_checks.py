@@ -22,8 +22,6 @@ from frazil.table.branches import MAIN, head_of
 
 
 class Continuity(Enum):
-    """Whether a batch continues at the marker's offsets."""
-
     COMMIT = "the batch starts at the marker's offsets"
     COMMITTED = "the batch is already in the table"
     STALE = "the batch does not start at the marker's offsets"
@@ -147,9 +145,7 @@ def classify_batch(marker: Marker, journal: Journal) -> Continuity:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> Continuity:
-    """Return whether the dead-letter table is unchanged since a batch was staged. Staging leaves out records that are
-    already dead letters, so one that was committed afterwards may be in the batch again.
-    """
+    """Return whether the dead-letter table is unchanged since a batch was staged, which left out known dead letters."""
     if marker.fate(journal.key) is Fate.COMMITTED:
         return Continuity.COMMITTED
     if journal.newest_dead_letters is not None:

@@ -36,9 +36,7 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 class TableHandle:
-    """One table of a catalog, with the metadata that was last loaded or committed, which halves the time of a commit.
-    It never goes back to older metadata, which a caching catalog may return.
-    """
+    """One table of a catalog, with the newest metadata that was loaded or committed."""
 
     def __init__(self, catalog: Catalog, identifier: str) -> None:
         self._catalog = catalog
@@ -87,7 +85,6 @@ class TableHandle:
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
-        """Return the table as last loaded or committed."""
         return self._table or self.refresh()
 
     def refresh(self) -> Table:
@@ -111,7 +108,6 @@ class TableHandle:
         return Table(found.name(), known.metadata, known.metadata_location, found.io, self._catalog, found.config)
 
     def set_current(self, table: Table) -> None:
-        """Set a table that was just loaded."""
         self._loaded, self._uuid = table, self._uuid or str(table.metadata.table_uuid)
         self._newest = self._table = self._choose_newer(table)
 
@@ -175,9 +171,7 @@ class WrittenFiles(Protocol):
 def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles], *, retry_policy: RetryPolicy
 ) -> T:
-    """Swap in the change that `propose` returns, then delete unnecessary files, even if the swap failed. `propose` may
-    add to `written`. Raises the same errors as `swap`.
-    """
+    """Swap in the change that `propose` returns, then delete unnecessary files. Raises the same errors as `swap`."""
     try:
         return swap(handle, propose, retry_policy=retry_policy)
     finally:
@@ -252,8 +246,6 @@ class _Attempt(Generic[T]):
 
 
 class _Rounds(Generic[T]):
-    """The attempts of one swap."""
-
     def __init__(
         self, commits: Sequence[TableCommit[T]], at_once: CommitTables | None, clock: Callable[[], float]
     ) -> None:

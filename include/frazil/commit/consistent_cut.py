@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CutStream:
-    """A stream and its tables, named as `namespace.table`."""
-
     stream: str
     main: str
     dead_letters: str

@@ -36,9 +36,7 @@ UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """Count the recently rejected dead letters that are not discarded, by error class and hour. "Recently" begins with
-    the 12-hour bucket that contains the time 24 hours ago.
-    """
+    """Count the recently rejected dead letters that are not discarded, by error class and hour."""
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
     counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)

@@ -84,9 +84,7 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main; None if main provably has none. Raises
-    `RolledBack` if the history or the record is missing.
-    """
+    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if it is lost."""
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:
@@ -165,7 +163,6 @@ def period_between(begin: datetime, end: datetime) -> Period:
 
 
 def last_period(length: timedelta, now: datetime) -> Period:
-    """Return the period of this length that ends with the current millisecond."""
     return Period(_to_ms(now - length), _to_ms(now) + 1)
 
 

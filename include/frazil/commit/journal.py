@@ -254,9 +254,7 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield each readable journal and folded record in key order, also of uncommitted batches; with `table_uuid`,
-        none of another table that had the folder before.
-        """
+        """Yield the readable journals and folded records in key order; with `table_uuid`, only those of this table."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -341,6 +339,5 @@ def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]
 
 
 def parse_key(path: str) -> BatchKey | None:
-    """Return the batch key in a journal's path; None for another path."""
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None

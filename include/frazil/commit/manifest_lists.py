@@ -24,8 +24,6 @@ MAX_CACHED_LISTS = 32
 
 @dataclass(slots=True)
 class _ListEntry:
-    """A manifest, and its encoded entry once there is one."""
-
     manifest: ManifestFile
     encoded: bytes | None = None
 

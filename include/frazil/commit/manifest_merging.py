@@ -36,9 +36,7 @@ class MergedManifest:
 
 
 def mergeable(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the live manifests to merge next, with their entries. Leaves out those of other processes, which
-    maintenance merges.
-    """
+    """Return the live manifests of this process to merge next, with their entries. Maintenance merges the others."""
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)

@@ -280,7 +280,6 @@ def metadata_folder(metadata: TableMetadata) -> str:
 
 
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
-    """Return Avro's name for the table's compression codec."""
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
 

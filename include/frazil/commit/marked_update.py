@@ -160,9 +160,7 @@ def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
     merge: MergeWriter | None = None,
     branch_change: Callable[[Table, Marker], BranchChange | None] | None = None,
 ) -> TableCommit[Marker]:
-    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`. `branch_change`
-    returns how files join and leave the open branch; without it, main gets all.
-    """
+    """Return a commit of the marker that `decide` returns, which adds `files` or the result of `merge`."""
     update = MarkedUpdate(tables.stream, files, merge)
 
     def propose(table: Table) -> Done[Marker] | Change[Marker]:
@@ -196,7 +194,6 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position_summary(marker: Marker) -> dict[str, str]:
-    """Return summary entries with the marker's position, for users."""
     position = {
         "frazil.stream": marker.stream,
         "frazil.epoch": str(marker.at.epoch),

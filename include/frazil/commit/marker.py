@@ -86,9 +86,7 @@ class Marker:
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where the table's records ended at the last reset, for recreated or truncated partitions: rows beyond both this
-    and the position come from deleted records (see `landed_ends`).
-    """
+    """Where the records ended at the last reset, of recreated or truncated partitions; see `landed_ends`."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0
@@ -239,7 +237,6 @@ def nest_by_topic(values: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]
 
 
 def flatten_topics(values: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    """Convert a mapping from `nest_by_topic` back."""
     return {tp: int(value) for tp, value in _flat_items(values)}
 
 

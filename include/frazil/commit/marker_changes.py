@@ -52,9 +52,7 @@ log = logging.getLogger(__name__)
 def reset(
     tables: StreamTables, *, target: Offsets, source: SourceIdentity, seen: StateBeforeReset, cut: Offsets = NO_OFFSETS
 ) -> Marker:
-    """Move the stream to the offsets `target` and the next epoch, in all tables. `seen` is the state that was read
-    before, `cut` the offsets of truncated logs. Raises `WriterBusy` if the marker has changed since.
-    """
+    """Move the stream to the offsets `target` and the next epoch. Raises `WriterBusy` if the marker has changed."""
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(seen, stream=tables.stream, epoch=epoch, target=target, source=source, cut=cut)
 
@@ -176,9 +174,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Commit the marker that `decide` returns, with an empty snapshot; for None, remove the marker. An equal marker is
-    not committed again. Works if the existing marker is unreadable.
-    """
+    """Commit the marker that `decide` returns, or remove it for None. Works if the existing marker is unreadable."""
     update = MarkedUpdate(tables.stream)
     handle.forget()
 
@@ -311,7 +307,6 @@ def is_ahead(table: Marker, default_marker: Marker) -> bool:
 
 
 def _up_to_date_marker(default_marker: Marker) -> Marker:
-    """Return a marker for a routed table that has all batches of the default table."""
     return Marker(
         default_marker.stream,
         default_marker.at,

@@ -62,8 +62,6 @@ class InsertTask:
 
 @dataclass(frozen=True, slots=True)
 class MergePlan:
-    """The tasks of a merge against one snapshot."""
-
     tasks: tuple[MergeTask, ...]
     insert_tasks: tuple[InsertTask, ...]
     read: Mapping[str, Sequence[ManifestEntry]]
@@ -79,9 +77,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan the merge of change files into the table's newest snapshot. Groups keep their task index of the plan
-    `before`. Raises SchemaIncompatible for another format version, equality deletes, or a missing key column.
-    """
+    """Plan a merge. Groups keep their task of the plan `before`. Raises SchemaIncompatible for what it cannot merge."""
     check_format(table)
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
@@ -229,8 +225,6 @@ def _build_evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpressio
 
 @dataclass(slots=True)
 class _Group:
-    """Changes of one group, and all files of the table that may contain their keys."""
-
     values: GroupValues
     changes: tuple[StagedFile, ...]
     files: list[TableFile] = field(default_factory=list)
@@ -247,9 +241,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return the groups of changes with the files that may contain their keys: a single group if a file has another
-    partition spec.
-    """
+    """Return the groups with the files that may contain their keys; one group if a file has another partition spec."""
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -374,7 +366,6 @@ def sort_files(files: Iterable[TableFile]) -> tuple[TableFile, ...]:
 
 
 def split_files(files: Sequence[F], count: int) -> list[list[F]]:
-    """Split files into `count` lists of about the same number of bytes."""
     pieces: list[list[F]] = [[] for _ in range(count)]
     sizes = [0] * count
     for file in sorted(files, key=lambda f: (-f.bytes, f.path)):

@@ -76,9 +76,7 @@ def _check_table(
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of the last published backfill. None is missing rows, or loaded,
-    once the dead-letter table has recorded its end.
-    """
+    """Return the routed tables without rows of the last published backfill; none once its end is recorded."""
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
@@ -124,9 +122,7 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
 def first_missing_batch(
     decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
 ) -> BatchKey | None:
-    """Return the first batch that a routed table is missing, from both markers. `decided` returns the default table's
-    `decided_journals`.
-    """
+    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
     ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
     if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
         return None

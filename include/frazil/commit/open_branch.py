@@ -40,9 +40,7 @@ class BranchChange:
     leaving_files: tuple[DataFile, ...] = ()
     """They move to main, unless `drops` is set."""
     joining_files: tuple[StagedFile, ...] = ()
-    """The batch's files that are added to the branch."""
     to_main: tuple[StagedFile, ...] = ()
-    """The batch's files that are added to main."""
     drops: bool = False
     """Whether leaving files are dropped instead of moving to main."""
     ends: bool = False
@@ -140,7 +138,6 @@ def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile]
 
 
 def read_files(manifests: Iterable[ManifestFile], io: FileIO) -> tuple[DataFile, ...]:
-    """Return the files in the manifests, read in parallel."""
     read = ExecutorFactory.get_or_create().map(lambda manifest: manifest.fetch_manifest_entry(io), manifests)
     return tuple(entry.data_file for entries in read for entry in entries)
 

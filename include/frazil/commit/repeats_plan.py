@@ -36,7 +36,6 @@ from frazil.table.branches import head_of
 MAX_SPANS = 16
 """Event-time spans in one scan; of more, the nearest ones are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
-"""Target size of the files that one task of the second phase rewrites."""
 
 Span = tuple[int, int]
 

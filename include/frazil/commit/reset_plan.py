@@ -31,8 +31,6 @@ NO_OFFSETS: Offsets = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class AvailableOffsets:
-    """The offsets `[first, end)` of each topic-partition that Kafka has now, and the topics' identity."""
-
     source: SourceIdentity
     first: Offsets
     end: Offsets
@@ -144,9 +142,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     source: SourceIdentity,
     cut: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Return the marker after a reset, with the same watermark, which never goes back. Topics that are no longer read
-    keep their offsets. `cut` has the offsets at which logs were truncated.
-    """
+    """Return the marker after a reset, with the same watermark. `cut` has the offsets at which logs were truncated."""
     before = seen.marker
     if before is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)

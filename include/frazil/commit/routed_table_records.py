@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RoutedTableRecord:
-    """The record of a table that a route has, or had earlier."""
-
     target: Target
     value: str | None
     """The template's value for which the table was created, if any."""
@@ -57,7 +55,6 @@ def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord
 
 
 def write_table_record(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
-    """Record that the route has this table from now on."""
     member = RoutedTableRecord(target, value, table.location(), str(table.metadata.table_uuid))
     tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
 
@@ -67,9 +64,7 @@ def delete_table_record(tables: StreamTables, target: Target) -> None:
 
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the waiting journals that a missing table never committed by its newest remaining metadata; all journals
-    if this is unknown.
-    """
+    """Return the waiting journals that a missing table never committed, as far as its remaining metadata shows."""
     member = read_table_record(tables, target)
     newest = None if member is None else newest_remaining_metadata(tables, member)
     try:

@@ -50,8 +50,6 @@ ReplaceRows = Callable[[pa.Table], pa.Table]
 
 
 def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseRows:
-    """Return a function that chooses these dead letters of the stream."""
-
     def choose(rows: pa.Table) -> NDArray[np.bool_]:
         of_dead_letters = zip(*(rows[name].to_pylist() for name in DEAD_LETTER_COLUMNS), strict=True)
         is_chosen = [
@@ -221,9 +219,7 @@ def change_after_replay(
     topic_ids: Mapping[str, str],
     failed: Mapping[Coordinates, ErrorEntry],
 ) -> RowChange:
-    """Return the change after a replay of the topics in `topic_ids`. `replayed` has the offsets that became rows;
-    `failed` has the others' new errors.
-    """
+    """Return the change after a replay: `replayed` became rows, and `failed` has the others' new errors."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:

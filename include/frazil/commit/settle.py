@@ -80,7 +80,6 @@ def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[Batch
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    """Commit an earlier epoch's journal. Raises StaleBatch if this is impossible."""
     files = [f for f in journal.files if not is_routed(f.target)]
     wanted = {bare_path(f.path) for f in files}
     folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}

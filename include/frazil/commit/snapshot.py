@@ -234,9 +234,7 @@ def base_without_files(
     table: Table,
     snapshot_id: int,
 ) -> BaseManifests:
-    """Return the manifests that a snapshot of main keeps, rewritten if they list files at the paths `removed`.
-    `read_entries` returns a manifest's live entries.
-    """
+    """Return the manifests that a snapshot of main keeps, rewritten if they list files at the paths `removed`."""
     stays: list[ManifestFile] = []
     written: list[ManifestFile] = []
     leaves: list[DataFile] = []

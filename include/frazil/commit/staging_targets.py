@@ -36,11 +36,9 @@ _SUFFIX = ".json"
 
 
 def object_path(folder: str, target: Target) -> str:
-    """Return the path of a table's JSON object in a folder with one for each table."""
     return f"{folder}/{quote(target, safe='')}{_SUFFIX}"
 
 
 def list_targets(store: ObjectStore, folder: str) -> set[Target]:
-    """Return the tables that have an object in a folder, by one listing."""
     names = (file.path.rsplit("/", 1)[-1] for file in store.list_files(folder))
     return {unquote(name.removesuffix(_SUFFIX)) for name in names}

@@ -75,7 +75,6 @@ class StreamTables:
         return self.journals.store
 
     def store_of(self, target: Target) -> ObjectStore:
-        """Return the storage of a target's staged files, with its table's credentials."""
         return self.store if target == "main" else self.handle(target).store
 
     def handle(self, target: Target) -> TableHandle:
@@ -98,7 +97,6 @@ class StreamTables:
         return folder if key is None else f"{folder}/{key.epoch:08d}/{key.batch:08d}"
 
     def marker(self) -> Marker | None:
-        """Load the stream's marker from the catalog."""
         return read_marker(self.main.refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:

@@ -103,8 +103,6 @@ def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int
 
 @dataclass
 class _SweepState:
-    """The state of the stream on which a sweep is based."""
-
     tables: StreamTables
     marker: Marker
     just_settled: bool
@@ -119,7 +117,6 @@ class _SweepState:
         return self.tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
 
     def is_passed(self, key: BatchKey) -> bool:
-        """Return whether this batch or a later one is committed."""
         return self.marker.settled is not None and key <= self.marker.settled
 
 
@@ -171,9 +168,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether its own writer or many starts have swept a batch. Its writer does so once more before it stages
-    the batch after the next: executors may leave files until then.
-    """
+    """Return whether its own writer or many starts have swept a batch; executors may have left files until then."""
     fate, last = view.marker.fate(key), view.marker.batches.get(key.epoch)
     return fate is Fate.UNKNOWN or (fate is Fate.COMMITTED and (last is None or key.batch < last - 1))
 
@@ -196,9 +191,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the bare paths of a committed batch to keep; None to skip the folder: until a routed table has the batch's
-    changes, another writer may be merging them.
-    """
+    """Return the bare paths of a committed batch to keep; None while another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):

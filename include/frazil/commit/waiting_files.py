@@ -49,7 +49,6 @@ def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
 
 
 def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
-    """Return whether rows of these batches wait for the table next to the default table."""
     return any(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
@@ -58,9 +57,7 @@ def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Ta
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
-    """Return a batch's files for the table. Files next to the default table, or in the folder of an earlier table of
-    the same name, are first rewritten, unless an earlier attempt did this.
-    """
+    """Return a batch's files for the table. Files that are not in its folder are first rewritten, once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
     own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
@@ -129,9 +126,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
 def sweep_waiting_files(
     tables: StreamTables, waiting: Mapping[Target, Sequence[Journal]], *, below_epoch: int, complete: BatchKey
 ) -> None:
-    """Delete waiting files and notes of tables for which no rows wait, right after `settle`. `complete` is the last
-    batch that all tables have; a note is kept until it reaches its `given_up`.
-    """
+    """Delete waiting files and notes of tables for which no rows wait, right after `settle`."""
     store = tables.store
     kept = {bare_path(f.path) for target, js in waiting.items() for j in js for f in j.staged_for(target)}
     for folder in store.list_folders(tables.waiting_folder()):
@@ -150,7 +145,6 @@ def load_missing_table_note(tables: StreamTables, target: Target) -> MissingTabl
 
 
 def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
-    """Return all readable notes of the stream."""
     found = (tables.store.get(file.path) for file in tables.store.list_files(f"{tables.waiting_folder()}/tables"))
     return [note for data in found if data is not None and (note := _parse_note(data))]
 

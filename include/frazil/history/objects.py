@@ -35,7 +35,6 @@ class ActionLog(StrEnum):
     """The two stored logs of actions."""
 
     SUPERVISION = "supervision"
-    """Actions of supervisors."""
     USERS = "acts"
     """Actions of users on the stream."""
 
@@ -74,7 +73,6 @@ class HistoryStore:
 
     @classmethod
     def open(cls, table: Table, stream: str) -> HistoryStore:
-        """Return the history stored next to a loaded table."""
         location = history_location(table, stream)
         return cls(open_store(location, table.io.properties), location, str(table.metadata.table_uuid))
 

@@ -20,7 +20,6 @@ TENS_RETENTION_MS = 14 * 24 * 3_600_000
 MAX_EVENTS_PER_KIND = 60
 """Maximum number of stored events per kind, so that frequent events do not displace the other kinds."""
 MAX_TEXT_CHARACTERS = 600
-"""Maximum length of an event's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,6 @@ _LAST = ("watermark_ms", "interval_ms")
 
 
 class EventKind(StrEnum):
-    """Kinds of events in a history."""
-
     EPOCH = "epoch"
     """A writer took over."""
     SKIP = "skip"
@@ -92,7 +89,6 @@ class EventKind(StrEnum):
     FUTURE = "future"
     """Rows had event times too far in the future."""
     END = "end"
-    """A writer ended with an error."""
     DEAD_LETTERS = "dead letters"
     """Dead letters were replayed or discarded. This event is read from the table; it is never stored in the history."""
     SUPERVISION = "supervision"
@@ -112,8 +108,6 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHistory:
-    """A stream's history as it was read."""
-
     points: tuple[Point, ...] = ()
     """Points, oldest first. Times without a writer have no points."""
     happened: tuple[HistoryEvent, ...] = ()
@@ -122,7 +116,6 @@ class RecordedHistory:
 
 
 def span_start(at_ms: int, span_ms: int) -> int:
-    """Return the start of the time span that contains a time."""
     return at_ms - at_ms % span_ms
 
 
@@ -147,7 +140,6 @@ class Part(StrEnum):
     """Ten-minute points. They are written before the one-minute points that they replace are removed."""
     MINUTES = "minutes"
     HAPPENED = "happened"
-    """Events."""
 
 
 @dataclass(slots=True)
@@ -186,7 +178,6 @@ class StreamHistory:
         return Part.HAPPENED
 
     def merge_earlier(self, earlier: StreamHistory) -> None:
-        """Merge the history of an earlier writer into this one."""
         own, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
         for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
             self.add(point)

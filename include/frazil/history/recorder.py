@@ -65,7 +65,6 @@ class Recorder:
                 self._changed |= self._past.age(event.at_ms)
 
     def ended(self, error: str, *, at_ms: int) -> None:
-        """Record that the writer ended with an error."""
         with self._lock:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 

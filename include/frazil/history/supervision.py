@@ -58,7 +58,6 @@ class SupervisionRecorder:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a running write for at most `timeout_s` seconds."""
         if self._thread is not None:
             self._thread.join(timeout_s)
 

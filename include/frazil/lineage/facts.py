@@ -25,8 +25,6 @@ _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36}
 
 
 class LineageState(StrEnum):
-    """A run's states in OpenLineage."""
-
     START = "START"
     RUNNING = "RUNNING"
     COMPLETE = "COMPLETE"
@@ -72,13 +70,10 @@ class RunFacts:
     day: date | None = None
     """The UTC day that an aggregation reads, which is also the partition that it writes."""
     actions: tuple[Mapping[str, Any], ...] = ()
-    """The results of maintenance actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineageSettings:
-    """Lineage settings from the environment."""
-
     on: bool = False
     every_ms: int = 900_000
     """Milliseconds between RUNNING events. An event for each batch would flood a backend."""

@@ -55,7 +55,6 @@ class JobRun:
         """The client, used by the sending thread."""
 
     def started(self, at_ms: int, facts: RunFacts) -> None:
-        """Queue the event that the run started."""
         self._put(_Event(self, LineageState.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
@@ -64,8 +63,6 @@ class JobRun:
 
 
 class JobReporter:
-    """Sends the events of one process's runs."""
-
     def __init__(self, settings: LineageSettings, *, connect: Connect = connect) -> None:
         self._settings, self._connect = settings, connect
         self._events: queue.Queue[_Event | None] = queue.Queue(MAX_QUEUED_EVENTS)

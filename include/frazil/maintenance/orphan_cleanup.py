@@ -151,8 +151,6 @@ def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[Ta
 
 @dataclass(slots=True)
 class _Cleanup:
-    """One cleanup run of one table."""
-
     catalog: Catalog
     settings: Orphans
     before: Table

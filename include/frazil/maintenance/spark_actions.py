@@ -129,7 +129,6 @@ class SparkTable:
         return bool(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
-        """Return Iceberg's options for rewrites of the same kind."""
         target, rewrite = target_file_bytes(self.table), batch[0]
         percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {

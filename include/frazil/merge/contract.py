@@ -61,8 +61,6 @@ class MergeRules:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A position-delete file of the table."""
-
     path: str
     records: int
     alone: bool

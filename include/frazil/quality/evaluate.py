@@ -47,11 +47,9 @@ class GatedWindow:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Names of the table's columns."""
         return frozenset(field.name for field in self.schema.fields)
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
-        """Return the window's rows with these columns as a pandas DataFrame."""
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()
         return rows.to_pandas(types_mapper=_PANDAS_TYPES.get)
 

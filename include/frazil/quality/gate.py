@@ -55,8 +55,6 @@ class GateRequest:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The suite's result for the window."""
-
     passed: bool
     rows: int
     failures: tuple[str, ...]
@@ -66,7 +64,6 @@ class GateResult:
     engine: str
     """The engine that evaluated the suite: `arrow` or `spark`."""
     seconds: float
-    """Duration of the evaluation."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -81,7 +81,6 @@ def read_suite(path: Path) -> Suite:
 
 
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
-    """Raise SpecError if the suite uses columns that the table does not have."""
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
             f"{suite.path}: the table {table} has no column {', '.join(missing)}; its columns are "

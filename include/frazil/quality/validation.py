@@ -29,10 +29,7 @@ _NON_TERM_KEYS = {"column", "column_A", "column_B", "column_list", "batch_id"}
 
 @dataclass(frozen=True, slots=True)
 class ValidationResult:
-    """The result of evaluating a suite on rows."""
-
     failures: tuple[str, ...]
-    """One sentence for each failed expectation."""
     html: str
     """All expectations with their results, as in Data Docs."""
 
@@ -151,7 +148,6 @@ def _describe_terms(kwargs: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Format a value on one line, shortened to `MAX_EXAMPLE_CHARACTERS`."""
     if isinstance(value, dict) and not value.keys() & {"type"}:
         text = " ".join(f"{key}={one}" for key, one in value.items())
     else:

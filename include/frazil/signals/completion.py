@@ -57,11 +57,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GateOutcome:
-    """A quality gate's result for a window."""
-
     passed: bool
     note: str | None = None
-    """The failures that the gate found."""
 
 
 RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcome]]
@@ -74,10 +71,8 @@ class Assessment:
 
     table: Table
     specs: tuple[StreamSpec, ...]
-    """The declared streams that feed the table."""
     grain: Grain
     feeds: tuple[Feed, ...]
-    """The feeding streams, with their watermarks."""
     signals: TableSignals
     decision: WindowDecision
 

@@ -60,7 +60,6 @@ class TableSignals:
     at: Table | None
     """The table `frazil.signals` as loaded; None if it does not exist."""
     group: str | None = None
-    """The group to which the table belongs."""
     since: int = 0
     """The number of the table's last signal before it joined the group, which does not have these signals."""
 
@@ -94,7 +93,6 @@ class TableSignals:
         return f"{signal.partition}|{signal.table}" if VALUE in self.table else signal.partition
 
     def held(self) -> list[Signal]:
-        """Return the signals of the windows that a quality gate holds."""
         found = list[Signal]()
         for one in self.members():
             if one.cursor is not None and (starts := one.cursor.held):
@@ -108,7 +106,6 @@ class TableSignals:
         return {signal.window: signal for signal in signals}
 
     def after(self, number: int) -> tuple[Signal, ...]:
-        """Return all signals after the given number, in order."""
         if self.at is None or number >= self.number:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))

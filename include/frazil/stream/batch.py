@@ -103,9 +103,7 @@ class BatchRunner:
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Rejected records before these offsets do not open the circuit breaker."""
     throttle: Throttle | None = None
-    """The state of throttling after the last commit."""
     notices: frozenset[str] = frozenset()
-    """Notices that were already published."""
     counted: SchemaDrift = NO_DRIFT
     """This epoch's records whose fields match no column, cast values, and changes without a position."""
     reported: SchemaDrift = NO_DRIFT
@@ -115,9 +113,7 @@ class BatchRunner:
     recent: RecentSizes | None = None
     """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
-    """The shuffle decision for the last batch."""
     last_journal: Journal | None = None
-    """The journal of the last committed batch."""
     route: StreamRoute | None = None
     fence: FenceWatch = field(default_factory=FenceWatch)
 
@@ -229,7 +225,6 @@ class BatchRunner:
         self.notices |= notices
 
     def _journal_and_commit(self, journal: Journal) -> float:
-        """Write the journal, and commit the batch. Returns the duration of the commit (s)."""
         self.emit(PhaseBegan(Phase.JOURNALING))
         written = retry_during_outage(
             lambda: self.tables.journals.put(journal),
@@ -349,7 +344,6 @@ class BatchRunner:
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
-        """Decide how to shuffle the batch, if at all, and publish the decision."""
         if self.spec.distribution == "none" or not tasks:
             return None
         spec = self.tables.main.current().metadata.spec()

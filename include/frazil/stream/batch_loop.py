@@ -45,9 +45,7 @@ class BatchLoop:
     planner: BatchPlanner | None = field(default=None, init=False)
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Run batches until `until` returns True between two of them. Raises the error that ends the epoch. `wait`
-        takes seconds, and returns early if the result of `until` may have changed.
-        """
+        """Run batches until `until` returns True. `wait` (seconds) returns early if that may have changed."""
         self.planner = planner = self._create_planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
@@ -83,9 +81,7 @@ class BatchLoop:
             self.runner.emit(PhaseBegan(Phase.STOPPING))
 
     def stays_unread(self, tp: TopicPartition) -> bool:
-        """Return whether the partition's remaining records cannot be read now: its topic was deleted, or a source
-        transaction is open.
-        """
+        """Return whether the partition's records cannot be read: its topic is gone, or a source transaction is open."""
         planner, at = self.planner, self.runner.marker.offsets.get(tp, 0)
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
@@ -133,9 +129,7 @@ class BatchLoop:
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` returns True first. Polling silent brokers takes minutes, so
-    it happens in a thread that is not joined and ends with the Kafka client.
-    """
+    """Return the planner's next position; None if `until` returns True first. Waits for brokers in a daemon thread."""
     answer: Future[Position] = Future()
     thread = threading.Thread(target=_set_next_position, args=(planner, answer), name="planner", daemon=True)
     thread.start()
@@ -178,8 +172,6 @@ def _delete_obsolete_files(runner: BatchRunner) -> None:
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval, because
-    polling takes most of its CPU.
-    """
+    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval."""
     part = 60 if max_s <= POLL_INTERVAL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

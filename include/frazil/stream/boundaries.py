@@ -12,9 +12,7 @@ from frazil.safe_text import escape_unsafe
 MAX_ENDS = 200_000
 """Remembered transaction ends. A restarted connector sends recent events again."""
 MAX_OPEN_POSITIONS = 200
-"""Source positions at which transactions may be open at once. In one log, a later transaction closes the earlier ones.
-If positions only decrease, all stay open, and comparing them takes quadratic time.
-"""
+"""Source positions at which transactions may be open at once. Comparing them takes quadratic time."""
 
 
 @dataclass(slots=True)
@@ -85,9 +83,7 @@ class Boundaries:
     """The number of events of each transaction whose end record was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """Add the next record: its number in the transaction, and the offset after it. An unreadable record may belong
-        to the previous record's transaction.
-        """
+        """Add the next record: its number in the transaction, and the offset after it."""
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end

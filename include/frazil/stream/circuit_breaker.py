@@ -33,9 +33,7 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message. An alert or a page may shorten it, so the long parts come last. `before` is the
-    stream's last batch with records.
-    """
+    """Return the error message, whose long parts come last. `before` is the last batch with records."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"

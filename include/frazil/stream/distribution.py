@@ -41,9 +41,7 @@ class RecentSizes:
     """Average number of files per batch if each task wrote the rows that it reads, without a shuffle."""
 
     def after(self, files: Iterable[StagedFile], *, partitions: int | None) -> RecentSizes:
-        """Return the averages after a batch with these files of the main table. `partitions` is the sum of
-        `TaskAnswer.partitions`. Ignores files of another partition spec.
-        """
+        """Return the averages after a batch with these files of main. Ignores files of another partition spec."""
         newest: dict[PartitionKey, float] = defaultdict(float)
         count = 0
         for file in files:

@@ -56,9 +56,7 @@ class DroppedTable:
 def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
-    """Return the route's declared tables that were dropped or renamed, ordered by name; with its `loaded` tables, also
-    those whose name another table has. Lists table records and namespaces. Raises the errors of catalog and storage.
-    """
+    """Return the route's tables that were dropped or renamed, by name; with `loaded`, also the replaced ones."""
     if spec.route is None:
         return []
     declared = set(spec.route.tables.values())
@@ -84,7 +82,6 @@ def find_dropped_tables(
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
-    """Return the names that the catalog does not have. Raises its errors."""
     namespaces = {name.rpartition(".")[0] for name in names}
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
@@ -116,9 +113,7 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows of the default table, and the dropped ones without pending rows.
-    With `only_gone`, existing tables are left out and not loaded; `loaded` as in `find_dropped_tables`.
-    """
+    """Return the routed tables that are missing rows, and the dropped ones without any. `only_gone` loads none."""
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:
@@ -171,9 +166,7 @@ def route_includes(spec: StreamSpec, member: RoutedTableRecord) -> bool:
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
-    """Return whether a table of the name for `value` was created for something else. Pure. False if the declaration
-    names it.
-    """
+    """Return whether a table of the name for `value` was created for something else and is not declared. Pure."""
     return value is not None and table.properties.get(value_property(spec.name)) != value
 
 
@@ -272,9 +265,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value for which a table was created; None if the declaration names it. Raises SpecError if it is
-    unknown.
-    """
+    """Return the route value for which a table was created, if any. Raises SpecError if it is unknown."""
     if spec.route is not None and identifier in spec.route.tables.values():
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:

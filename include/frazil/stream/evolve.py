@@ -22,8 +22,6 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class EvolutionResult:
-    """What a batch's schema drift changed in a table, and what was refused."""
-
     changes: tuple[str, ...]
     """Their descriptions. If empty, the staged batch can be committed."""
     refused: tuple[RefusedField, ...]
@@ -73,9 +71,7 @@ def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 def evolve_table(
     table: Table, spec: StreamSpec, drift: Iterable[SchemaDrift], *, main: Table | None = None
 ) -> EvolutionResult:
-    """Change the table as far as the stream's `evolution` allows. A routed table's columns get the names of the default
-    table `main`. Raises the errors of `evolve`.
-    """
+    """Change the table as far as `evolution` allows. Columns of a routed table are named as those of `main`."""
     wanted, refused = requested_changes(join_drift(drift))
     wanted, dropped = refuse_sensitive_fields(wanted, _sensitive_paths(main or table, spec))
     refused = (*refused, *dropped)

@@ -30,9 +30,7 @@ def _start_thread(work: Callable[[], None]) -> None:
 
 @dataclass(slots=True)
 class FenceWatch:
-    """Checks, `POLL_INTERVAL_S` after the last commit or check, whether a newer epoch has fenced this one. The marker
-    is loaded in a thread, because catalogs may take minutes to fail, with a client of its own.
-    """
+    """Checks in a thread with its own catalog client whether a newer epoch has fenced this one."""
 
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog

@@ -50,9 +50,7 @@ class Slots:
 
     @contextmanager
     def slot(self, *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> Iterator[bool]:
-        """Hold a slot during the context. Yields False if `cancelled` returned True first. Calls `on_wait` every second
-        while the thread waits.
-        """
+        """Hold a slot; False if `cancelled` returns True first. Calls `on_wait` every second while waiting."""
         if not self._acquire(cancelled, on_wait):
             yield False
             return
@@ -226,7 +224,6 @@ class Hosting:
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
     slots: Slots = field(default_factory=lambda: Slots(1))
-    """Slots for take-overs and batches."""
     max_polling_s: float = 1.0
     """Beyond the default, batches start earlier by the polling interval."""
 

@@ -83,9 +83,7 @@ class _Request:
 
 @dataclass(slots=True)
 class MergeRun:
-    """Runs merges on an engine, one job at a time, each with the requests of several threads that arrived during the
-    last: a batch merged into hundreds of tables takes few jobs.
-    """
+    """Runs merges on an engine, one job at a time; each job has all requests that arrived during the last."""
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     progress: ProgressFolder

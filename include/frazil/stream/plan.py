@@ -88,8 +88,6 @@ def read_rates(exchange: Exchange) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
-    """A stream's commit settings in the planner's units."""
-
     interval_s: float
     size_bytes: int
     max_records: int
@@ -137,9 +135,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
 def limit_ends(
     position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of a batch: `ends` if at most `max_records` offsets are unread, and otherwise shares in
-    proportion to each lag, so that all partitions and the watermark advance.
-    """
+    """Return the end offsets of a batch: `ends`, or shares of `max_records` in proportion to each partition's lag."""
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
     if total <= max_records:
@@ -213,9 +209,7 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the ranges that several tasks read into one per partition. Raises `StaleBatch` for a gap, which only a bug
-    can cause.
-    """
+    """Join the ranges that several tasks read into one per partition. Raises `StaleBatch` for a gap."""
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):

@@ -63,9 +63,7 @@ class PlannerSettings:
 
 @dataclass(slots=True)
 class BatchPlanner:
-    """Chooses the positions at which batches end, which have every partition of the marker. Those of topics that are no
-    longer declared count as idle. `clock` returns monotonic seconds; `clock_ms` only dates reports.
-    """
+    """Chooses the positions at which batches end. `clock` returns monotonic seconds; `clock_ms` only dates reports."""
 
     settings: PlannerSettings
     kafka: KafkaAdmin
@@ -223,9 +221,7 @@ class BatchPlanner:
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
     def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Fetch the topics, and add new partitions at their first offsets. Raises TopicRecreated, with the unread
-        records up to the earlier `ends`, and OffsetGap if unread records were deleted.
-        """
+        """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap if unread records are gone."""
         found = self.kafka.describe()
         try:
             check_same_source(self.source, found.identity, stream=self.settings.stream)
@@ -325,9 +321,7 @@ class BatchPlanner:
         }
 
     def _oldest_age_s(self, now: float) -> float | None:
-        """Return the time (s) since the oldest unread record was first seen; None if there is none, or some existed
-        when the writer started.
-        """
+        """Return the age (s) of the oldest unread record; None if there is none, or some existed at the start."""
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)

@@ -118,7 +118,6 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    """Log one event, if its kind has a case here."""
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():

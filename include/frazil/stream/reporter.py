@@ -149,24 +149,20 @@ class Reporter:
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
     def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
-        """Set the table's location and progress files, and whether batches are merged into the table."""
         self._progress, self._merges = progress, merges
         self._update(table_location=location)
 
     def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
-        """Set the new marker, with the time of the batch's commit, if any."""
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
         self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def set_planner_report(self, report: PlannerReport | None) -> None:
-        """Set the planner's last observation; None when a new planner starts."""
         with self._lock:
             self._report = report
 
     def set_throttle(self, reason: str | None, *, stretch: float) -> None:
-        """Set the stretch of the commit interval, and its reason, if any."""
         with self._lock:
             self._stretch = stretch
             self._state = dataclasses.replace(self._state, throttle=reason)
@@ -217,7 +213,6 @@ class Reporter:
             log.info("the progress of the current batch cannot be read: %s", error)
 
     def _update_counts(self) -> None:
-        """Update the count of records or merged rows from the progress files."""
         state, progress = self._state, self._progress
         if progress and time.monotonic() - self._counted_at < progress.period_s:
             return

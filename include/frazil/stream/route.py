@@ -73,9 +73,7 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry overdue ones for a while: after a downtime, one failure must not raise
-        RouteBehind. Returns True if the writer is asked to end.
-        """
+        """Commit the waiting rows, retrying overdue ones for a while. Returns True if the writer is asked to end."""
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()
@@ -88,7 +86,6 @@ class StreamRoute:
 
     @property
     def behind(self) -> bool:
-        """Whether any routed table is missing rows."""
         return bool(self.followers.behind)
 
     @property
@@ -114,7 +111,6 @@ class StreamRoute:
             self.routed.make(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
-        """Return whether a table could not be loaded or created, so that its rows wait."""
         return self.routed is not None and target in self.routed.absent
 
     def evolve_tables(

@@ -96,9 +96,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether this stream did not create a table with a name of its route's template. Raises the catalog's
-    errors.
-    """
+    """Return whether another stream or user created a table with a name of the route's template."""
     properties = tables.handle(target).current().properties
     is_named = spec.route is not None and target in spec.route.tables.values()
     if is_named or property_name(spec.name) in properties:
@@ -143,9 +141,7 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
 
 @dataclass(slots=True)
 class RoutedTables:
-    """The tables of one stream's route, as known to its writer. Rows of those in `absent` wait next to the default
-    table.
-    """
+    """The tables of one stream's route, as known to its writer. Rows of those in `absent` wait."""
 
     spec: StreamSpec
     route: Route
@@ -194,9 +190,7 @@ class RoutedTables:
         return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _keep_unread(self, default_marker: Marker) -> None:
-        """Keep the template's tables that cannot be loaded: their rows wait, even for a value that is no longer
-        allowed.
-        """
+        """Keep the template's tables that cannot be loaded, even for a value no longer allowed: their rows wait."""
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
@@ -230,9 +224,7 @@ class RoutedTables:
         return table
 
     def _try_table(self, target: Target, value: str | None, action: Callable[[], None]) -> None:
-        """Run `action`, which loads or changes a table. If it fails, the table is added to `absent`, and each batch
-        tries again; for a table that commits atomically with the default table, the error is raised.
-        """
+        """Run `action`. If it fails, the table is `absent` until a later batch, unless it must commit atomically."""
         try:
             action()
         except (AdoptionRequired, Fenced):
@@ -360,9 +352,7 @@ class RoutedTables:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
-        """Evolve routed tables by a batch's schema drift. None for a table that failed, which is now in `absent`: the
-        default table `main` gets its columns.
-        """
+        """Evolve routed tables by a batch's drift. None for a table that failed, which is now `absent`."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._made_values()
 

@@ -66,9 +66,7 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM and return its Spark context. Raises `EnvironmentUnusable` if Java or YARN's configuration is
-    missing or unsuitable.
-    """
+    """Start the JVM. Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable."""
     in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
         raise EnvironmentUnusable(
@@ -148,9 +146,7 @@ PYTHON_PROBLEMS = {
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
-    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor has no Python or frazil, or another
-    version.
-    """
+    """Run a tiny task in each slot. Raises EnvironmentUnusable if an executor's Python or frazil does not fit."""
     try:
         slots = spec.resources.cores
         answers = context.parallelize(range(slots), slots).mapPartitions(_probe()).collect()
@@ -214,9 +210,7 @@ POLL_INTERVAL_S = 30.0
 def warn_if_executors_lost(
     executors: Callable[[], int], sentence: str, *, poll_interval_s: float = POLL_INTERVAL_S
 ) -> Iterator[None]:
-    """Log `sentence` if two checks in a row find no executor during the context. The checks end when `executors`, which
-    returns their number, raises an error.
-    """
+    """Log `sentence` if two checks in a row find no executor during the context."""
     over = threading.Event()
 
     def watch() -> None:

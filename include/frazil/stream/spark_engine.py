@@ -68,9 +68,7 @@ class SparkEngine:
         """The Spark context, set before its executors are checked, which may never arrive; None before it exists."""
 
     def start(self) -> Future[SparkContext]:
-        """Start Spark in the background, once; the JVM takes as long as the take-over. Spark replaces signal handlers
-        only if it starts in the main thread.
-        """
+        """Start Spark in the background, once. Spark replaces signal handlers only if it starts in the main thread."""
         if self._started is None:
             self._started = self._pool.submit(self._start)
         return self._started

@@ -37,9 +37,7 @@ def build_stage_context(
     kafka_properties: Mapping[str, str],
     topic_ids: Mapping[str, str],
 ) -> StageContext:
-    """Build a batch's staging context, without known dead letters and windows. Raises SchemaIncompatible if the
-    declared columns no longer fit a table, and the errors of `translate_catalog_errors`.
-    """
+    """Build a batch's staging context. Raises SchemaIncompatible if the declared columns no longer fit a table."""
     # The tables are refreshed, so that changes by others since the last commit apply to the next batch.
     with translate_catalog_errors(tables.main.catalog_name):
         now = {target: handle.refresh() for target, handle in tables.targets.items()}

@@ -59,9 +59,7 @@ def parse_answer(answer: str) -> dict[str, Any]:
 
 
 def shipped(work: Mapping[str, Any]) -> StageRows | VersionRefusal:
-    """Rebuild the function that a driver sent, or refuse that of another version. Drivers of earlier versions call
-    this, so its name, and `version` and `context.stream` in its argument, must stay.
-    """
+    """Rebuild or refuse a driver's function. Earlier versions use this name, `version` and `context.stream`."""
     return rebuild(work, lambda: StageRows(StageContext.from_dict(work["context"]), ProgressFolder(**work["progress"])))
 
 
@@ -85,9 +83,7 @@ def warm_up_worker(_: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class StageRows:
-    """Sent to executors, and called with a task's plans. Returns a FrazilError instead of raising it: Spark would retry
-    the task, although staging has already retried.
-    """
+    """Sent to executors. Returns a FrazilError instead of raising it, so that Spark does not retry the task."""
 
     context: StageContext
     progress: ProgressFolder
@@ -114,9 +110,7 @@ class StageRows:
         return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
     def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
-        """Read the plans' records before a shuffle. Yields rows with their writers' numbers, and the tasks' answers,
-        which thus belong to the tasks whose rows were written, even if Spark runs one twice.
-        """
+        """Read the plans' records before a shuffle. Yields rows with their writers' numbers, and the tasks' answers."""
         for plan in plans:
             yield from self._read(json.loads(plan))
 

@@ -71,15 +71,12 @@ class WriterSample:
     advanced_at_ms: int
     """When the phase, the batch, or its record count last changed."""
     offsets: Mapping[TopicPartition, int]
-    """The marker's offsets."""
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Records after the committed offset at the planner's last report."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end."""
     transaction: str = ""
-    """See `PlannerReport.transaction`."""
     silent_since_ms: int | None = None
-    """See `PlannerReport.silent_since_ms`."""
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
     batch: BatchName | None = None
@@ -122,9 +119,7 @@ class SampleHistory:
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
-    """Return the history with one more sample; after a gap it begins again. Samples outside of `WORKING_PHASES` only
-    update the times.
-    """
+    """Return the history with one more sample; after a gap it begins again."""
     if before is None or not 0 <= sample.at_ms - before.sampled_at_ms <= limits.gap_ms:
         before = SampleHistory(sample.at_ms, sample.at_ms, sample.offsets, sample.watermark_us, sample.at_ms)
     if sample.phase not in WORKING_PHASES:
@@ -176,9 +171,7 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last one in `history`, if any: Kafka or its planner is silent, unread records
-    or an open transaction make no progress, or the watermark stays although commits advance.
-    """
+    """Return the stall at `sample`, the last one in `history`: of Kafka, the planner, offsets or the watermark."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -291,9 +284,7 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
 
 
 def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find a watermark that does not advance, and the partition that holds it back, even if `watermark.idle-timeout`
-    will release it: one without event times, or the one with the smallest.
-    """
+    """Find a watermark that does not advance, and the partition that holds it back."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.stall_timeout_ms or history.advances < MIN_COMMITS:
         return None
@@ -350,7 +341,6 @@ class StallWatch:
         self._stall: Stall | None = None
 
     def set_stretch(self, stretch: float) -> None:
-        """Set the factor of the commit interval."""
         interval_ms = round(self._declared.interval_ms * stretch)
         self._limits = dataclasses.replace(self._declared, interval_ms=interval_ms)
 

@@ -263,9 +263,7 @@ class KafkaTopics:
 def whole_transactions(
     spec: StreamSpec, properties: Mapping[str, str], last: LastTransaction
 ) -> WholeTransactions | None:
-    """Return the finder of the stream's transaction boundaries, if it declares `transactions`. `last` is the marker's
-    last transaction.
-    """
+    """Return the finder of the stream's transaction boundaries, if declared. `last` is the marker's transaction."""
     declared = spec.source.format
     envelope = envelope_of(declared)
     if envelope is None or envelope.transactions is None:

@@ -43,9 +43,7 @@ def preload() -> None:
 
 
 def _remove_archives_from_path() -> None:
-    """Remove Spark's zip files and JAR from the import path if PySpark and Py4J are installed. PySpark makes their
-    importers read the whole table of contents before each task: two thirds of a small task's CPU.
-    """
+    """Remove Spark's archives from the import path if PySpark is installed: scanning them costs each task CPU."""
     others = [path for path in sys.path if not _ARCHIVE.search(path)]
     if PathFinder.find_spec("pyspark", others) and PathFinder.find_spec("py4j", others):
         sys.path[:] = others

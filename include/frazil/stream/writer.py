@@ -209,7 +209,6 @@ class Writer:
     def _open_tables(
         self, reporter: Reporter, emit: Callable[[StreamEvent], None]
     ) -> tuple[StreamTables, ProgressFolder]:
-        """Open the stream's tables, creating missing ones, and its progress files."""
         catalog = load_catalog(self.spec.table.catalog)
         main = ensure_table(catalog, self.spec)
         check_supported(records_schema(self.spec) if self.spec.transform else main.schema(), self.spec.source.format)
@@ -371,9 +370,7 @@ class Epoch:
         return runner
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Return the marker. Unread records that were deleted raise `OffsetGap`, or are skipped with `on-gap: skip`,
-        which resets the stream at a truncation and ends this epoch.
-        """
+        """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
         stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)

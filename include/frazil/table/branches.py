@@ -9,7 +9,6 @@ MAIN = "main"
 
 
 def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
-    """Return the newest snapshot of a branch, if it exists."""
     ref = metadata.refs.get(branch)
     newest_first = reversed(metadata.snapshots)  # the head is most often the newest of hundreds
     return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None

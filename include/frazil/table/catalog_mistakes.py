@@ -113,7 +113,6 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
 
 
 def configuration_error(catalog: str, error: Exception) -> SpecError:
-    """Return the error for a wrongly configured catalog."""
     remedy = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
     return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{remedy}")
 

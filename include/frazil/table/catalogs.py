@@ -208,7 +208,6 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
 
 
 def explain_table_error(error: Exception) -> str:
-    """Return why a table could not be loaded or changed."""
     if isinstance(error, ForbiddenError | PermissionError) and not is_credentials_expiry(error):
         return f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
     return format_error(error)

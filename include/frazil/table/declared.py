@@ -34,8 +34,6 @@ MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A table as frazil would create it."""
-
     identifier: str
     schema: Schema
     partitioning: PartitionSpec
@@ -49,7 +47,6 @@ class DeclaredTable:
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
-    """Return the stream's main table as frazil would create it."""
     schema, names = iceberg.table_schema(spec), frozenset(column.name for column in spec.columns)
     return DeclaredTable(
         identifier=spec.table.identifier,

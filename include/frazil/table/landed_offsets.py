@@ -66,7 +66,6 @@ class RowSelection:
 
 
 def has_coordinates(schema: Schema) -> bool:
-    """Return whether a table has the coordinates' columns."""
     return {field.name for field in schema.fields}.issuperset(COORDINATES)
 
 
