@@ -25,9 +25,7 @@ Key = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first keys that were inserted, updated and deleted. A list is empty if the keys found do not match the row
-    counts, because another writer stored a key twice.
-    """
+    """The first inserted, updated and deleted keys. A list is empty if its keys do not match the row counts."""
 
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
@@ -47,9 +45,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys that a merge-on-read merge changed. `topics` are those of the changes. Other streams write
-    to a `shared` table.
-    """
+    """Return the first keys that a merge-on-read merge changed, of `topics`; others write to a `shared` table."""
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))

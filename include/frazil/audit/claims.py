@@ -46,9 +46,7 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows, in ranges that the original batches claim."""
     repeats: int | None = 0
-    """Records dropped as repeats, without batches whose loss was accepted; None once a snapshot with the number has
-    expired, and for a period with backfills or replays.
-    """
+    """Records dropped as repeats, without accepted losses; None if unknown, or with backfills or replays."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids."""
@@ -79,9 +77,7 @@ def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetad
 def _missing_record_paths(
     journals: JournalStore, marker: Marker, metadata: TableMetadata, live: Sequence[Journal]
 ) -> Iterator[str]:
-    """Yield the commit records that snapshots name but that are missing, except those that `frazil forget` deleted:
-    their batches' rows have separate findings.
-    """
+    """Yield the commit records that snapshots name but that are missing, except those that `forget` deleted."""
     keys = {record.key for record in live}
     first = min(keys, default=None)
     for _, path in commit_records(metadata, marker.stream):

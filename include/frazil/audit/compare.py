@@ -50,9 +50,7 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka has and a commit claims, but no table has, except those that the transform drops,
-    or that an earlier one may have dropped by a range's count.
-    """
+    """Return the offsets that Kafka has and a commit claims, but no table has and no transform drops."""
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -280,9 +278,7 @@ def _is_exact(e: Evidence, group: Group) -> bool:
 
 
 def _hidden_rows(e: Evidence, group: Group) -> int:
-    """Return how many missing rows of overlapping ranges dead letters of the same offsets may hide: none if each range
-    has as many dead letters as its commit record.
-    """
+    """Return how many missing rows of overlapping ranges dead letters of the same offsets may hide."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0
@@ -292,9 +288,7 @@ def _hidden_rows(e: Evidence, group: Group) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare a dedupe stream's rows with its records minus `repeats`, the dropped ones, if known. With `by_source`,
-    the caller compares rows with Kafka's records, so an unknown number is not reported.
-    """
+    """Compare a dedupe stream's rows with its records minus `repeats`, unless unknown and compared `by_source`."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
@@ -423,9 +417,7 @@ def compare_counts(  # noqa: PLR0913 - each number is an argument
     adopted: int = 0,
     declared: bool = False,
 ) -> tuple[Finding, ...]:
-    """Compare rows with commit records, for a stream without coordinates, which may be `declared` nevertheless.
-    `forgotten` streams may have left rows, and `adopted` ones were there before.
-    """
+    """Compare rows with commit records, for a stream without coordinates."""
     where = "its table does not have the columns" if declared else "coordinates: false"
     sentence = f"the stream stores no Kafka coordinates ({where}): it cannot be audited by offset, only by count"
     found = [Finding(FindingKind.UNCHECKED, 1, sentence, stream)]

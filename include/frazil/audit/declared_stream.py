@@ -13,9 +13,7 @@ from frazil.spec.model import StreamSpec
 
 
 def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
-    """Audit the commits of a period, or all; `with_source` also compares them with Kafka's records. Raises the errors
-    of `audit_stream`, and of opening the stream.
-    """
+    """Audit the commits of a period, or all; `with_source` also compares them with Kafka's records."""
     tables, signals = open_read_only(spec).tables, spec.window is not None
     if spec.mode == "upsert":
         from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed

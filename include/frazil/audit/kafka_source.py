@@ -30,9 +30,7 @@ def ask_kafka(
     *,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the offsets of each claimed range that Kafka still has, and findings about topics that cannot be compared.
-    `dropped` returns the records that a transform drops.
-    """
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         first, ends = kafka.earliest(topics.partitions), kafka.log_ends(topics.partitions)
@@ -70,9 +68,7 @@ def why_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, sp
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return where logs were truncated below the committed end, unless an operator accepted it. The last committed
-    offset of each leader epoch also shows a log that has grown again since. The ranges must be the current topics'.
-    """
+    """Return where logs were truncated below the committed end, unless accepted, for the current topics' ranges."""
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)

@@ -153,8 +153,6 @@ def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
-    """Return the current topic's offsets whose loss was accepted, unless committed again since `epoch`, that of the
-    first reset that accepted one.
-    """
+    """Return the topic's offsets whose loss was accepted, unless committed again since `epoch`."""
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
     return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)

@@ -101,9 +101,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     replays: PublishedReplays,
     named: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
-    """Read the rows of the routed tables that commit records name, up to the default table's marker, in the ranges
-    `within`, or in all. A renamed table may be one of `named`, the route's. Raises the errors of catalog and storage.
-    """
+    """Read the rows of the routed tables that commit records name. A renamed table may be one of `named`."""
     targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
     if not targets:
         return ()
@@ -252,9 +250,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows in another table than the route sends them to now. `by_target` has the Kafka offsets of each table;
-    `counts`, from `row_counts`, shows if an earlier declaration may have written them.
-    """
+    """Report rows in another table than the route sends them to now, or an earlier declaration did (`counts`)."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:

@@ -65,9 +65,7 @@ class SourceRecords:
         return {topic for (topic, _), of in self.spans.items() if of}
 
     def stage(self, folder: Path) -> tuple[list[StageResult], StageContext]:
-        """Stage the records in subfolders of `folder`. Returns each task's result, and the context. A task reads one
-        span of each partition.
-        """
+        """Stage the records in subfolders of `folder`. Returns each task's result, and the context."""
         kafka = executor_kafka_properties(self.spec, os.environ)
         base = build_stage_context(
             self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
@@ -89,9 +87,7 @@ class SourceRecords:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return, for each table, the offsets that the declared route would write to it. `table` is the default table,
-    "main". Raises KafkaUnavailable.
-    """
+    """Return the offsets that the declared route would write to each table. Raises KafkaUnavailable."""
     sinks = ComparedTables.load(spec, tables, table, marker)
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)

@@ -126,9 +126,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Tally the dead letters as they will be after the last published backfill or replay, and count those of
-        earlier topics with the same names, by partition.
-        """
+        """Tally the dead letters as after the last publication; count those of earlier topics by partition."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -274,9 +272,7 @@ def _has_new_replay(run: _Run) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Return the evidence, with the claims of all other times if the period has errors, which a reset may explain, or a
-    topic was recreated.
-    """
+    """Return the evidence, with the claims of all other times if these may explain the period's errors."""
     if run.window is None or not (
         any(f.kind.is_wrong for e in evidence for f in compared(e)) or _has_recreated_topic(run, claimed)
     ):

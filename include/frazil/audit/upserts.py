@@ -58,9 +58,7 @@ LATE_AFTER_DELETE = (
 def audit_upserts(
     spec: StreamSpec, tables: StreamTables, *, window: Period | None = None, with_source: bool = False
 ) -> Audit:
-    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records. Raises the errors of
-    `audit_stream`.
-    """
+    """Audit the table and its dead letters and, `with_source`, row values against Kafka's records."""
     named, result = {*spec.route.tables.values()} if spec.route else set[Target](), None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
@@ -140,9 +138,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     window: Period | None = None,
     by_records: bool = False,
 ) -> Iterator[Finding]:
-    """Merge Kafka's records of the claimed ranges into the tables without a commit, and report differences.
-    `by_records` is whether commit records determine the number of rows.
-    """
+    """Report how merging Kafka's records of the claimed ranges would change the tables, without a commit."""
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
@@ -199,9 +195,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets to read again, from `start` to the marker: later records of a key replace earlier ones.
-    Skipped offsets and accepted losses are left out.
-    """
+    """Return the offsets to read again, from `start` to the marker, without skipped ones and accepted losses."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])
@@ -279,9 +273,7 @@ def _report_table_differences(
 def _inserted_offsets(
     done: Sequence[_CompletedTask], changes: Sequence[StagedFile], context: MergeContext
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of rows that merging would add to a dedupe table, except those without an event time, which
-    are never repeats.
-    """
+    """Return the offsets of rows with an event time that merging would add to a dedupe table."""
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
@@ -306,9 +298,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     by_others: int = 0,
 ) -> Iterator[Finding]:
-    """Report the keys that merging all records would change. `may_delete` may have deleted all missing keys, other
-    streams at most `by_others`.
-    """
+    """Report the keys that merging all records would change, and that no delete or other stream explains."""
     again = f". `frazil reset {spec.name} --to earliest`, then a run, merges Kafka's records again"
     restored = (
         f", also the {format_count(by_others, 'row')} that other streams of the table deleted" if by_others else ""

@@ -113,10 +113,7 @@ class FileSource:
         return known
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return one span per topic-partition, from the first to the last record in the files.
-
-        Raises StaleBatch for a replay, or else SpecError, if the stream has not read these offsets yet.
-        """
+        """Return one span per topic-partition with records. Raises StaleBatch or SpecError if they are not read yet."""
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):

@@ -17,10 +17,7 @@ def requested_spans(
     first: Mapping[TopicPartition, int],
     live: Mapping[TopicPartition, int],
 ) -> Spans:
-    """Return the requested offsets that Kafka has and the stream has already read.
-
-    `first` has Kafka's first available offsets, and `live` the stream's position.
-    """
+    """Return the requested offsets that Kafka has (from `first`) and the stream has read (to `live`)."""
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
         for tp in sorted(first.keys() & live.keys())
@@ -38,10 +35,7 @@ def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spa
 
 
 def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition.
-
-    All topic-partitions thus advance through time together, and a chunk's files belong to few table partitions.
-    """
+    """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition."""
     count = math.ceil(count_offsets(spans) / limit)
     pieces = ({tp: piece for tp, of in spans.items() if (piece := _take_share(of, i, count))} for i in range(count))
     return tuple(filter(None, pieces))

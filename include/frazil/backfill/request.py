@@ -135,10 +135,7 @@ def deletes_rows(spec: StreamSpec) -> bool:
 
 
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Check that a backfill of a stream that deletes rows reads all later records.
-
-    Otherwise it could restore rows that a later record deleted. Raises SpecError.
-    """
+    """Raise SpecError if a backfill could restore rows that later records, which it does not read, deleted."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
     if given and deletes_rows(spec) and not request.dead_letters:

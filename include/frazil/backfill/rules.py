@@ -60,10 +60,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the marker of the open backfill, or of a new one, in its next epoch.
-
-    Raises WriterBusy if a backfill for another request is open, and BackfillAbandoned.
-    """
+    """Return the marker of the open backfill, or of a new one, in its next epoch. Raises WriterBusy for another."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:

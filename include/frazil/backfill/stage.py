@@ -26,10 +26,7 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish a backfill. Returns None if no record is missing.
-
-    Starts over if the stream was reset, and stages the remaining records if the stream has read further.
-    """
+    """Stage, audit and publish a backfill, again if the stream has changed. Returns None if no record is missing."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, on_chunk) else None

@@ -215,9 +215,7 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
-        """Move the marker to Kafka's first available offsets where it is behind them. `lost` describes the lost records
-        in the snapshot's summary. Raises the same errors as `commit`.
-        """
+        """Move the marker to Kafka's first offsets where it is behind them. Raises the same errors as `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -234,9 +232,7 @@ class Committer:
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)
 
     def existing_dead_letters(self, marker: Marker) -> dict[TopicPartition, bytes]:
-        """Return the offsets, as serialised `BitMap64`s, of records from the marker's position on that are dead
-        letters. The table is read once: later, only this epoch adds to it, at offsets before that position.
-        """
+        """Return the offsets of dead letters from the marker's position on, as serialised `BitMap64`s."""
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)

@@ -102,9 +102,7 @@ class _MainHistory:
 
 
 def find_cut(streams: Sequence[CutStream], tables: Mapping[str, Table], *, at_ms: int | None = None) -> Cut:
-    """Return the newest cut, or the one at the time `at_ms` (milliseconds since 1970). Raises FrazilError if the
-    history does not show it or one of several streams has no watermark, and RolledBack if a table has lost commits.
-    """
+    """Return the newest cut, or that at `at_ms`. Raises FrazilError if it is unknown, RolledBack for lost commits."""
     for stream in streams:
         _check_not_rolled_back(stream, tables)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}

@@ -128,9 +128,7 @@ def _decode_records(data: bytes, path: str) -> RecordsByKey:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
 ) -> Iterator[RecordsByKey]:
-    """Read journals, and yield them in order in groups that each fill one object; a last partial group is left out.
-    Skips empty journals. Stops if `read` returns None: another process has folded that journal.
-    """
+    """Yield journals in groups that each fill one object, without the last partial one; end if `read` returns None."""
     group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:

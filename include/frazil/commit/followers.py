@@ -135,9 +135,7 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches after the marker's `routed`, which some routed tables may not have. `atomic` is the declared
-        setting; it applies only if the catalog can commit to several tables in one step.
-        """
+        """Load the batches that some routed tables may not have; `atomic` applies if the catalog supports it."""
         in_one_step = tables.at_once is not None and (atomic if isinstance(atomic, bool) else frozenset(atomic))
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
@@ -189,9 +187,7 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the commits of a batch that land in one step with the default table's, after committing waiting rows.
-        Raises `CommitUnavailable` while one of these tables is behind.
-        """
+        """Return the commits that land together with the default table's. Raises `CommitUnavailable` if behind."""
         if self.atomic is False:
             return ()
         self.commit()

@@ -48,9 +48,7 @@ class Journal:
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
     newest_dead_letters: BatchKey | None
-    """The batch with the newest dead letters when this batch was staged, or `NO_DEAD_LETTERS`. None in a journal of an
-    earlier version.
-    """
+    """The batch with the newest dead letters at staging, or `NO_DEAD_LETTERS`; None in old journals."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
     offsets_after: Mapping[TopicPartition, int]

@@ -61,9 +61,7 @@ class MarkedUpdate:
     def prepare(
         self, table: Table, marker: M, change: BranchChange | None, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Return the next attempt's change, which sets the marker, or removes it for None. Without a `change`, main
-        gets all `files`, and the open branch is neither checked nor changed.
-        """
+        """Return the next attempt's change. Without a `change` of the open branch, main gets all `files`."""
         if change is not None:
             return self._prepare_both(table, marker, change, summary=summary, now_ms=now_ms)
         if self._main is None:

@@ -277,9 +277,7 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return where a table's current records end, for recreated or truncated partitions. `marker` is the table's
-    marker, `main` the main table's, which a reset changes.
-    """
+    """Return where a table's current records end, for recreated or truncated partitions, by its and main's marker."""
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 

@@ -210,9 +210,7 @@ def _highest_epoch_ever(tables: StreamTables) -> int:
 def plan_open_branch_reset(
     table: Table, tables: StreamTables, seen: StateBeforeReset, *, target: Offsets, source: SourceIdentity
 ) -> BranchChange | None:
-    """Return the change of the open branch for a stream that continues at `target`; None without a branch. Raises
-    `RolledBack` if rows are lost that would not be read again.
-    """
+    """Return the open branch's change for a stream that continues at `target`. Raises `RolledBack` for lost rows."""
     metadata, name = table.metadata, open_branch_name(tables.stream)
     accepted = seen.marker is None or all(target.get(tp, o) >= o for tp, o in seen.marker.offsets.items())
     head, expected = head_of(metadata, name), _expected_head(metadata, seen, accepted=accepted)
@@ -263,9 +261,7 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker, before any file is staged for it. It covers all batches of the default table, or
-    those before `before`, the first batch with waiting rows.
-    """
+    """Write a table's first marker, which covers all batches of the default table, or those before `before`."""
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}
@@ -279,9 +275,7 @@ def write_first_marker(
 
 
 def discard_rows_of_existing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard a routed table's waiting rows up to the batch of `default_marker`, so that its commits resume. Accepts a
-    rollback of the table. Safe while a writer runs. Raises the same errors as `swap`.
-    """
+    """Discard a routed table's waiting rows, so that its commits resume. Raises the same errors as `swap`."""
 
     def decide(table: Table) -> Marker:
         before = try_read_marker(table.metadata.properties, tables.stream)

@@ -49,9 +49,7 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes. Creates a missing dead-letter table. Raises SpecError if the table was
-    never created, and TableLost if it was lost or replaced.
-    """
+    """Open the stream's tables for changes. Raises SpecError if the table was never created, or TableLost."""
     return open_with_table(spec, _load_table(spec))
 
 

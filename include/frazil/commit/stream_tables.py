@@ -49,9 +49,7 @@ class StreamTables:
         atomic: bool = False,
         merging: MergeConfig | None = None,
     ) -> StreamTables:
-        """Return the stream's tables, with the journals next to the main table. Raises SpecError for unsupported
-        storage and, with `atomic`, for a catalog that cannot commit to several tables in one step.
-        """
+        """Return the stream's tables. Raises SpecError for unsupported storage, or a catalog without `atomic`."""
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         at_once = find_commit_tables(main.catalog) if atomic else None

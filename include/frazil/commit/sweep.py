@@ -243,9 +243,7 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files and journal of a fenced writer's last batch. Returns the number of deleted files. Deletes
-    nothing unless a later epoch has closed the batch's key or committed a later batch.
-    """
+    """Delete a fenced writer's last batch, if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.fate(key) is not Fate.NOT_COMMITTED:
         return 0

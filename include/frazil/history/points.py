@@ -24,10 +24,7 @@ MAX_TEXT_CHARACTERS = 600
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Sums over the batches committed in one minute or ten, and measurements, which are None if not taken.
-
-    Times are milliseconds since 1970, UTC.
-    """
+    """Sums over the batches of one or ten minutes, and measurements, if taken. Times are ms since 1970."""
 
     at_ms: int
     """Start of the point's time span."""
@@ -144,10 +141,7 @@ class Part(StrEnum):
 
 @dataclass(slots=True)
 class StreamHistory:
-    """Measurements per minute and per ten minutes, and events. Not thread-safe.
-
-    A minute is either a point in `minutes` or part of a ten-minute point in `tens`, never both.
-    """
+    """Points per minute, or merged per ten minutes, and events. Not thread-safe."""
 
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)

@@ -17,9 +17,7 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold. The gap keeps it from flapping."""
 
 MIN_FILE_DIVISOR = 256
-"""Data files by which a manifest list is divided at least: it begins with 4 KiB of Avro schema. So a list below 256 KiB
-never fires the default alert.
-"""
+"""Least number of data files by which a manifest list is divided, because it begins with 4 KiB of schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +118,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if the average file is small, else 0; None if sizes are unknown. Slightly above
-    the limit, at most the threshold: the alert then neither fires nor ends.
-    """
+    """Return the number of data files if the average one is small, else 0; None if sizes are unknown."""
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)

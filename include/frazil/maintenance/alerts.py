@@ -172,9 +172,7 @@ UNMEASURED_RULE = "unmeasured"
 
 
 def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Return the step of a table that cannot be measured: active alerts stay so, and `unmeasured` fires after the hold
-    time.
-    """
+    """Return the step of a table that cannot be measured: active alerts stay, and `unmeasured` may fire."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [

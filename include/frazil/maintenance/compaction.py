@@ -16,9 +16,7 @@ from frazil.spec.maintenance import Compaction
 from frazil.spec.units import format_count
 
 MIN_DELETES_PER_FILE = 0.1
-"""Shared delete files per data file from which a whole partition is rewritten. A delete file of one data file does not
-count: that file's share of deleted rows decides.
-"""
+"""Shared delete files per data file from which a whole partition is rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +195,7 @@ def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent:
 
 
 def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite], list[LeftPartition]]:
-    """Split busy partitions' rewrites into pieces of at most a target file's bytes, which finish between two batches.
-    Returns also the partitions that are left.
-    """
+    """Split busy partitions' rewrites into pieces that finish between two batches. Returns also what is left."""
     pieces: list[Rewrite] = []
     left: list[LeftPartition] = []
     each = max(MAX_BUSY_PIECES // max(len(busy), 1), 1)

@@ -35,9 +35,7 @@ _DELETED_PATH = 2_147_483_546
 
 
 class _EntryReader:
-    """Reads manifest entries with only the wanted primitive fields; PyIceberg cannot skip maps. `at` has each field's
-    index by its id.
-    """
+    """Reads manifest entries with only the wanted primitive fields. `at` has each field's index by its id."""
 
     def __init__(self, *wanted: int) -> None:
         fields = [f for f in DATA_FILE_TYPE[2].fields if f.field_id in wanted or not f.field_type.is_primitive]

@@ -68,9 +68,7 @@ class DueCheck:
 def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
-    """Return whether each action is due, and why, from metadata. With `full_check_at`, compaction and manifests are
-    also due in the first run after that time of each UTC day, if there are enough files or manifests.
-    """
+    """Return whether each action is due, and why; `full_check_at` is the time of the daily full check."""
     again = full_check_at is not None and (
         (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
     )
@@ -104,9 +102,7 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted, or delete files have lost their data files. Below half of `deleted-rows`
-    percent, few files can need a rewrite, and the daily check finds them.
-    """
+    """Return whether many rows are deleted, or delete files have lost their data files."""
     dangling = health.delete_files > health.data_files
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 

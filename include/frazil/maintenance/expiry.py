@@ -116,9 +116,7 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the bytes of the `files` files removed with expired snapshots, from their children's summaries. If a
-    kept snapshot has some of these files, the others count with the average size.
-    """
+    """Estimate the bytes of the `files` files removed with expired snapshots, from their children's summaries."""
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(
@@ -175,9 +173,7 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index of the oldest snapshot that an open backfill's audit may need: main's head when the run took
-    over the branch, as the branch's last commit shows.
-    """
+    """Return the index of the oldest snapshot that an open backfill's audit may need."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):

@@ -17,9 +17,7 @@ def p10(sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A partition's delete files, and their effect on its data files. frazil and Spark write one for each data file;
-    another engine's may apply to several.
-    """
+    """A partition's delete files, for one data file or several, and their effect on its data files."""
 
     bytes: int = 0
     rows: int = 0

@@ -129,9 +129,7 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since. Rewrites
-    of manifests or delete files report no changed data files (Iceberg 1.12). Replacing files is no growth.
-    """
+    """Return when data files were last rewritten (ms), and by how many files and bytes main has grown since."""
     files = size = 0
     for snapshot in ancestors(metadata):
         added = _summary_count(snapshot, "added-data-files")
@@ -168,9 +166,7 @@ class _AddedFile:
 
 
 def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_AddedFile]]:
-    """Return the data files that each of a stream's newest batches added. Those of merged batches are in their
-    snapshots' manifests.
-    """
+    """Return the data files that each of a stream's newest batches added."""
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
     if kind is TableKind.MAIN and spec.mode == "upsert":
         return [_files_added_by(snapshot, table) for snapshot, _ in newest]

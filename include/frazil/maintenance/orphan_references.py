@@ -65,9 +65,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
 
 
 def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
-    """Return all files that the table's metadata references; `live` are those of the newest snapshot of `before`,
-    unless it has expired. Raises FileNotFoundError if an expiry deletes a file meanwhile.
-    """
+    """Return all files that the table references; `live` are those of the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
     manifests = {manifest.manifest_path: manifest for found in lists for manifest in found}

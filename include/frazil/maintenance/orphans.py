@@ -220,9 +220,7 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete: a live file below the table's folders, or half of all live files, is
-    missing.
-    """
+    """Return why the listing cannot be complete: it lacks a live file below the folders, or half of all."""
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (
@@ -239,9 +237,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 
 
 def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
-    """Return why candidates named like a referenced file must be kept: names are unique, so each is that file under
-    another path, or a copy.
-    """
+    """Return why candidates named like a referenced file, and so the same file or a copy, must be kept."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
     alike = [file.info.path for file in candidates if file.place.name in names]
     if not alike:

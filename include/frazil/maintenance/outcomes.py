@@ -102,9 +102,7 @@ def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterabl
 
 
 def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
-    """Return the stored results, oldest first; none if the object is missing, damaged, of a newer format or of another
-    table. Raises any error of the storage.
-    """
+    """Return the stored results of this table, oldest first. Raises any error of the storage."""
     data = open_store(_path(table), table.io.properties).get(_path(table))
     if data is None:
         return ()

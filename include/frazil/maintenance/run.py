@@ -44,9 +44,7 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work. `spark` returns a session in which the catalog has its own name.
-    Failures are outcomes; raises only EnvironmentUnusable, from `spark`.
-    """
+    """Run the given actions that have useful work. Failures are outcomes; raises only EnvironmentUnusable."""
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
     load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)

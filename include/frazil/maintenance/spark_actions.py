@@ -76,9 +76,7 @@ class SparkTable:
         return _jvm(self.spark).org.apache.iceberg.spark.actions.SparkActions.get(self.spark._jsparkSession)
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Rewrite files of partitions. Never raises; a failed action does not stop the others. Partial rewrites, those
-        that apply deletes, and busy partitions' run alone; the others share actions.
-        """
+        """Rewrite files of partitions; a failed action does not stop the others, and none raises."""
         whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
         batches = [
             alike[at : at + MAX_PARTITIONS_PER_ACTION]
@@ -160,9 +158,7 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files whose data files are gone, and return how many the table had. Iceberg's
-        `remove-dangling-deletes` finds only those older than all data files of their partition.
-        """
+        """Remove delete files whose data files are gone, all of which Iceberg would not find. Returns how many."""
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()

@@ -207,9 +207,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:
-    """Return the seconds without a writer: 0 if one runs or the stream is paused, None if unknown, infinite if the
-    supervisor gave up or the last end is unknown.
-    """
+    """Return the seconds without a writer: 0 if one runs or is paused, None if unknown, infinite if given up."""
     ended_at_ms = state.writer.ended_at_ms
     if state.alive or state.desired == "paused":
         return 0
@@ -226,9 +224,7 @@ def release_command(table: str, key: str) -> str:
 
 
 def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) -> tuple[Reading, ...]:
-    """Return the reading of the rule `held`, unless alerts are off: windows that quality gates hold back, with
-    findings.
-    """
+    """Return the reading of the rule `held`, for windows that quality gates hold back, unless alerts are off."""
     if not alerts.enabled:
         return ()
     windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
@@ -287,9 +283,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
 
 
 def runs_reading(dag_id: str, failed: int | None, limit: int, *, paused: bool = False) -> Reading:
-    """Return the reading of the rule `runs`: a DAG's consecutive failed runs, if known. A paused DAG does no work, and
-    is beyond the threshold.
-    """
+    """Return the reading of the rule `runs`: a DAG's consecutive failed runs. A paused DAG is beyond the threshold."""
     if paused and (failed or 0) <= limit:
         sentence = f"the DAG {dag_id} is paused in Airflow, so its work is not done: unpause it"
         return Reading(f"runs:{dag_id}", limit + 1, limit, "the DAG is paused", sentence)
@@ -315,9 +309,7 @@ def _more_text(count: int) -> str:
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first incomplete window, and what it waits for if due; None without signals or table. `specs`
-    are all streams of the table.
-    """
+    """Return the table's first incomplete window, and what it waits for if due. `specs` has all its streams."""
     cursor = signals.cursor
     if cursor is None:
         return None

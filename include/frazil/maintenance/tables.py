@@ -45,9 +45,7 @@ class MaintainedTable:
 
 
 def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...]:
-    """Return every table that these streams declare, and one signals table per catalog, sorted by name.
-    `frazil.spec.conflicts` ensures equal settings.
-    """
+    """Return every table that these streams declare, and one signals table per catalog, sorted by name."""
     writers: dict[tuple[str | None, str, TableKind], list[StreamSpec]] = {}
     for spec in sorted(specs, key=lambda s: s.name):
         catalog = spec.table.catalog
@@ -67,9 +65,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
 
 
 def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedTable, ...]]:
-    """Return the tables that one Spark session maintains, by main or signals table. Each occurs once, without those of
-    routes; dead letters are with their first stream's table.
-    """
+    """Return the tables, once each and without those of routes, that one Spark session maintains."""
     tables = maintained_tables(specs)
     together = {table.name: [table] for table in tables if table.kind in {TableKind.MAIN, TableKind.SIGNALS}}
     fed = {spec.name: table.name for table in tables if table.kind is TableKind.MAIN for spec in table.streams}

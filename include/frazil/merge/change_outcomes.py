@@ -122,9 +122,7 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with the row's value where it is newer than an earlier change's. `indexes` selects the newest
-    change of each row.
-    """
+    """Return the changes, with the row's value where it is newer. `indexes` has each row's newest change."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (

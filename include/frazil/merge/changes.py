@@ -58,9 +58,7 @@ class NewestChanges:
 
 
 def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, int]) -> NewestChanges:
-    """Return each key's newest change by `MergeRules.order_by`, with left-out values from earlier changes. `ids` are
-    field ids by column name.
-    """
+    """Return each key's newest change by `MergeRules.order_by`, with left-out values from earlier changes."""
     count = changes.num_rows
     keys = encode_keys([column(changes, name) for name in rules.key], count)
     order = rank_values(column(changes, rules.order_by)) if rules.order_by else np.zeros(count, np.int64)
@@ -96,9 +94,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised so that a partition's newer log (`newer_log_mask`) comes after the one before. A
-    change without a position gets the highest position before it.
-    """
+    """Return the order values, raised so that a partition's newer log comes after the one before."""
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -134,9 +130,7 @@ def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
 
 
 def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of deletes without an order value, such as tombstones, which take effect at their position in
-    Kafka.
-    """
+    """Return a mask of deletes without an order value, which take effect at their position in Kafka."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -146,9 +140,7 @@ def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
 def _find_last_unordered_deletes(
     unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return the last unordered delete of each change's key, or `NOT_DELETED`: by offset within a partition, by time
-    across them.
-    """
+    """Return the last unordered delete of each change's key, by offset or time, or `NOT_DELETED`."""
     last = np.flatnonzero(unordered)
     last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
     last = last[_run_ends(keys[last], partitions[last])]

@@ -202,9 +202,7 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 
 
 def _rank_rows(rows: pa.Table) -> Numbers:
-    """Return each row's rank: by offset within its partition, by timestamp across them. A timestamp that goes back
-    counts as the highest so far.
-    """
+    """Return each row's rank: by offset within its partition, by highest timestamp so far across them."""
     count = rows.num_rows
     places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))

@@ -236,9 +236,7 @@ def _may_overlap(statistics: Any, ends: tuple[Any, Any]) -> bool:
 
 
 def write_position_deletes(io: FileIO, file: TableFile, positions: Numbers, *, folder: str) -> StagedFile:
-    """Write and return a position-delete file for one data file, whose path is both bounds of the path column: readers
-    skip it for other files.
-    """
+    """Write a position-delete file for one data file, which readers skip for other files."""
     path = f"{folder}/deletes-{uuid.uuid4()}.parquet"
     paths = pa.repeat(pa.scalar(file.path, pa.string()), len(positions))
     rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)

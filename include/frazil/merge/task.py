@@ -33,9 +33,7 @@ NO_EVENT_TIME = np.iinfo(np.int64).min
 def run_merge_task(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. Raises the storage's errors; files of a failed task are removed if possible. `on_progress` receives
-    the rows read so far, and may raise to end the task.
-    """
+    """Run the task. `on_progress` receives the rows read so far, and may raise to end the task."""
     kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
     return kind(context, task, on_progress).run()
 
@@ -181,17 +179,13 @@ def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]
 MAX_DELETED_SHARE = 0.2
 """Of a file's rows that delete files may remove before `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
-"""A file is rewritten together with new rows if it is at most so many times as large as the new file. So a row is
-rewritten once per size tier.
-"""
+"""A file is rewritten with new rows if it is at most this many times as large as the new file."""
 MIN_JOINED_FILES = 4
 """That are rewritten together."""
 MIN_FILE_BYTES = 64 * 2**10
 """Assumed for the new file: smaller ones cost readers just as much."""
 SMALL_FILE_BYTES = 2**20
-"""Below it, the share of deleted rows shrinks in proportion: a small file is cheap to rewrite, but its delete file
-costs readers as much as any.
-"""
+"""Below it, the allowed share of deleted rows shrinks: rewriting costs little, a delete file costs readers."""
 DEFAULT_ROW_BYTES = 50
 """If no file shows the actual size."""
 
@@ -199,9 +193,7 @@ DEFAULT_ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return one partition's data files to rewrite, if it gets `new_rows` rows. `leaving` has the rows to remove from
-    each file, including those that are already deleted.
-    """
+    """Return the data files to rewrite. `leaving` has each file's rows to remove, including deleted ones."""
     if how == "copy-on-write":
         return {file.path for file in leaving}
     if how == "merge-on-read":

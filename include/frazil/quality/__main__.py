@@ -16,10 +16,7 @@ from frazil.quality.gate import GateRequest
 
 
 def main() -> int:
-    """Write one GateResult per request, or an error's class and message; return the exit code.
-
-    The first argument is the timeout in seconds.
-    """
+    """Write a GateResult per request, or an error; return the exit code. The first argument is the timeout (s)."""
     # The parent kills this process at the timeout; if the parent has died, the alarm ends this process.
     signal.alarm(math.ceil(float(sys.argv[1])))
     # Libraries and the JVM print to stdout, which is therefore redirected: only results go to the real stdout.

@@ -132,10 +132,7 @@ def _select_nan_as_null(name: str, kind: str) -> str:
 def evaluate(
     request: GateRequest, *, now: datetime, start_session: Callable[[GateRequest], Any] = start_spark
 ) -> GateResult:
-    """Evaluate the suite on the window and write the result page. A window without rows passes.
-
-    Raises SpecError if the suite cannot be used on this table, and the errors of `open_window`.
-    """
+    """Evaluate the suite on the window, and write the result page. A window without rows passes. Raises SpecError."""
     began = time.monotonic()
     suite = read_suite(request.suite)
     window = open_window(request)

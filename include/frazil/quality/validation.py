@@ -35,10 +35,7 @@ class ValidationResult:
 
 
 def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
-    """Evaluate the suite on a DataFrame. Raises SpecError for an expectation that cannot be evaluated.
-
-    Counts and examples need several Spark jobs each, so they are computed only for failed expectations.
-    """
+    """Evaluate the suite on a DataFrame, in detail only if it fails. Raises SpecError."""
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     source = context.data_sources.add_spark("window") if spark else context.data_sources.add_pandas("window")

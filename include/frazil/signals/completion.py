@@ -231,10 +231,7 @@ def _is_behind(table: Table, cursor: Cursor | None) -> bool:
 def find_feeds(
     table: Table, specs: Iterable[StreamSpec], decided: Mapping[str, DecidedBatches] | None = None
 ) -> tuple[Feed, ...]:
-    """Return the streams with a marker in the table, and the declared streams that have not started.
-
-    `decided` has the decided batches of streams with a route, by name. Unless given, they are loaded.
-    """
+    """Return the streams with a marker in the table, and the declared ones. Loads `decided` unless given."""
     declared = {spec.name: spec for spec in specs}
     markers = read_markers(table.metadata.properties)
     return tuple(

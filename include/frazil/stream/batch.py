@@ -200,9 +200,7 @@ class BatchRunner:
         return dict(total)
 
     def _publish_drift_notices(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the epoch's counts of drift, replacing earlier notices. Casts and changes without a position may be
-        normal, so these are renewed only if counts more than double or a new column has casts.
-        """
+        """Publish the epoch's counts of drift; of normal drift, only if they more than double."""
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.counted, *found])
         before, table = self.reported, self.tables.main.identifier

@@ -253,9 +253,7 @@ def shorten_dropped_tables(dropped: Sequence[DroppedTable]) -> list[str]:
 
 
 def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -> None:
-    """Create a missing table of the route, empty and without a marker, in another folder if old files are left. Raises
-    SpecError if the route no longer has it, and the errors of `ensure_declared`.
-    """
+    """Create a missing table of the route, empty and without a marker. Raises SpecError if it is not the route's."""
     value = dropped_table_value(spec, tables, identifier)
     catalog, declared = load_catalog(spec.table.catalog), declare_routed_table(spec, identifier, value)
     found = find_remains(catalog, declared)

@@ -38,9 +38,7 @@ class Engine(Protocol):
     def parallelism(self) -> int: ...
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run the tasks; False if `until` returns True first. Called before the take-over, so
-        that a cluster that cannot run this stream fences no writer. Raises what prevents the start.
-        """
+        """Wait until a cluster can run the tasks, before the take-over; False if `until` returns True first."""
 
     def warm_up(self) -> None:
         """Start workers for the first batch in the background."""

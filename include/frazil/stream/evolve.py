@@ -85,9 +85,7 @@ def evolve_table(
 
 
 def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, widening: bool) -> list[Change]:
-    """Return the changes that a routed table needs for files with the default table's schema, except columns that are
-    empty in all; with `widening`, also wider types and optional columns.
-    """
+    """Return the changes that a routed table needs for files with the default table's schema."""
     schemas, wanted = default.schemas(), dict[Path, list[Change]]()
     for file in files:
         empty = {i for i, values in file.value_counts.items() if values == file.null_value_counts.get(i)}

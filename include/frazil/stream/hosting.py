@@ -64,9 +64,7 @@ class Slots:
                 self._release()
 
     def lend(self, wait: Callable[[], object], *, cancelled: Callable[[], bool], on_wait: Callable[[], None]) -> bool:
-        """Release this thread's slot, if it has one, call `wait`, and queue for a slot again. Returns True, without a
-        slot, if `cancelled` returns True meanwhile. Calls `on_wait` every second while the thread queues.
-        """
+        """Release this thread's slot, call `wait`, and queue again. Returns True if `cancelled` does meanwhile."""
         thread_id = threading.get_ident()
         lent = thread_id in self._holders
         if lent:

@@ -111,9 +111,7 @@ class BatchPlanner:
         return self.watch.stable
 
     def next_position(self) -> Position:
-        """Return where the next batch must end; the unchanged position if none is due. Polls Kafka if due, and raises
-        the errors of this and of `observe`.
-        """
+        """Return where the next batch must end, or the unchanged position. Raises the errors of polling Kafka."""
         with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -130,9 +128,7 @@ class BatchPlanner:
                     self.poll_error = error
 
     def record_queue_time(self, seconds: float) -> None:
-        """Record how long a batch waited for its slot, so that the next ones start earlier, by at most a quarter of the
-        commit interval: otherwise streams that wait for each other would commit ever more often.
-        """
+        """Record how long a batch waited for its slot, so that the next ones start somewhat earlier."""
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 

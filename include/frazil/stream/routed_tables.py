@@ -312,9 +312,7 @@ class RoutedTables:
             return None
 
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
-        """Evolve a table to the declaration, and write its record and first marker if missing. Raises TableLost,
-        AdoptionRequired, RouteBehind.
-        """
+        """Evolve a table; write its record and first marker if missing. Raises TableLost, RouteBehind and others."""
         identifier = table_identifier(table)
         member = read_table_record(self.tables, identifier) if identifier in self._members else None
         _check_not_replaced(self.spec, self.tables, member, table)
@@ -368,9 +366,7 @@ class RoutedTables:
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
-        """Return the context with the routed tables added; rows of those in `absent` are written next to the default
-        table. Raises the catalog's errors for a table that commits atomically with it.
-        """
+        """Return the context with the routed tables; rows of absent ones are written next to the default table."""
         limit = self.route.limit
         full = (
             f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "

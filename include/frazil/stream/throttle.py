@@ -90,9 +90,7 @@ class Throttle:
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
-    """Return the state after one more commit. The first, and the first after a long pause, only start the history.
-    Throttling begins if the pressure grows beyond `BEGIN_PRESSURE`, and ends at `END_PRESSURE` or once it falls.
-    """
+    """Return the state after one more commit; the first after a long pause only starts the history."""
     lows = _update_lows(before.lows if before else (), measure, every=bounds.every)
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None

@@ -88,9 +88,7 @@ class WholeTransactions:
         return self._log.newest if self._log else self.began
 
     def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return how far the partition may be read from `start`: less than its log's `end` if all records are known and
-        a transaction has not ended. Raises Kafka's errors, and SpecError for events of several tables.
-        """
+        """Return how far the partition may be read. Raises Kafka's errors, and SpecError for several tables."""
         if self._log is None:
             known = self.began if self.began.id else self._find_last_before(tp, start)
             self._log, self._scanned = Boundaries(start, known), start
@@ -118,9 +116,7 @@ class WholeTransactions:
         return self._log.at if all_read else end
 
     def _settle(self, log: Boundaries, *, all_read: bool) -> str:
-        """Move the last boundary forward, reading ends while one is missing. Returns the id of a transaction that has
-        not ended, or "".
-        """
+        """Move the last boundary forward, reading missing ends. Returns the unfinished transaction's id, or ""."""
         open_one = log.settle(whole=all_read)
         # If both hold, all transaction ends arrived before the log's end was requested.
         more = not (all_read and self._waits)

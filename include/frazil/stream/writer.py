@@ -153,9 +153,7 @@ class Writer:
                 return self._run_epochs(parts)
 
     def _wait_for_topics(self, kafka: KafkaAdmin, emit: Callable[[StreamEvent], None]) -> bool:
-        """Wait until Kafka has a topic of the pattern, unless the table has a marker. Returns False if the writer is
-        asked to end first. Raises TopicMissing with `until_caught_up`.
-        """
+        """Wait until Kafka has a topic of the pattern. Returns False if the writer is asked to end first."""
         if self.spec.source.topic_pattern is None:
             return True
         table = load_stream_table(self.spec)

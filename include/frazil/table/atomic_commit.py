@@ -19,6 +19,4 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Commits all changes, or none. Returns the new metadata in order, if the catalog does. Raises CommitFailedException,
-without a change, if another commit changed a table. After any other error, the outcome is unknown.
-"""
+"""Commits all changes, or none, and returns new metadata, if known. Only CommitFailedException changed nothing."""

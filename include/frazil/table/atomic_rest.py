@@ -25,9 +25,7 @@ class _CommitTransactionRequest(IcebergBaseModel):
 
 
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
-    """Commit the changes with one request, whose response has no metadata. Raises the errors of PyIceberg's commit to
-    one table.
-    """
+    """Commit the changes with one request, whose response has no metadata."""
     request = _CommitTransactionRequest(
         table_changes=tuple(
             CommitTableRequest(

@@ -129,9 +129,7 @@ def catalog_config(name: str | None) -> CatalogConfig:
 
 
 def load_catalog(name: str | None) -> Catalog:
-    """Open the catalog; None opens the default or the embedded one. Raises SpecError, AccessDenied and
-    CommitUnavailable.
-    """
+    """Open the catalog; None opens the default or the embedded one. Raises SpecError and the client's errors."""
     config = catalog_config(name)
     with translate_catalog_errors(config.name):
         if not config.embedded:
@@ -147,9 +145,7 @@ def load_catalog(name: str | None) -> Catalog:
 
 
 def open_existing_catalog(name: str | None) -> Catalog:
-    """Open a catalog for reading. A missing SQLite file counts as an empty catalog; a missing folder only for the
-    embedded catalog.
-    """
+    """Open a catalog for reading. A missing SQLite file counts as an empty catalog."""
     kept = _kept_catalogs.get()
     if kept is None:
         return _open_existing(name)
@@ -161,9 +157,7 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
-    """Open each catalog at most once per `CATALOG_CACHE_S` seconds in this context and thread. Opening a SQL catalog
-    takes over half of the time of reading a table's state.
-    """
+    """Open each catalog at most once per `CATALOG_CACHE_S` seconds in this context and thread, to save time."""
     token = _kept_catalogs.set({})
     try:
         yield
@@ -215,9 +209,7 @@ def explain_table_error(error: Exception) -> str:
 
 @contextmanager
 def translate_catalog_errors(catalog: str) -> Iterator[None]:
-    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable and TableLost. Others
-    pass.
-    """
+    """Convert errors of a catalog's client to AccessDenied, CommitRefused, CommitUnavailable and TableLost."""
     try:
         yield
     except _ACCESS_ERRORS as error:

@@ -159,9 +159,7 @@ class SchemaComparison:
     def compare_missing(
         self, declared: NestedField, existing: StructType, *, path: Path, parent: int
     ) -> Addition | Conflict:
-        """Return an addition for a declared column that the table does not have; a conflict if it was renamed or
-        dropped.
-        """
+        """Return an addition for a missing declared column, or a conflict if it was renamed or dropped."""
         name, can_declare = declared.name, path[0] in self.declarable
         optional = " and declare it without 'not null'" if declared.required and can_declare else ""
         former_ids = self.history.ids.get((parent, name), ())
@@ -246,9 +244,7 @@ class SchemaComparison:
 
 
 def widens(narrow: IcebergType, wide: IcebergType) -> bool:
-    """Return whether Iceberg allows the promotion (specification, "Schema Evolution", version 2). PyIceberg's rule also
-    accepts decimals of a different scale.
-    """
+    """Return whether Iceberg version 2 allows the promotion. PyIceberg also accepts decimals of another scale."""
     if isinstance(narrow, IntegerType):
         return isinstance(wide, LongType)
     if isinstance(narrow, FloatType):

@@ -31,9 +31,7 @@ MAX_CACHED_METADATA = 8
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:
-    """Change a catalog whose client writes the metadata (SQL, Hive, Glue) so that commits neither copy snapshots nor
-    read the configuration again. A SQL catalog also parses each metadata file only once.
-    """
+    """Let commits of a SQL, Hive or Glue catalog share snapshots, and a SQL catalog parse each file only once."""
     if isinstance(catalog, MetastoreCatalog):
         _share_snapshots(catalog)
         _configure_once(catalog)

@@ -19,9 +19,7 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Decides whether a data file may contain a row in the given ranges. Its bounds cover the offsets of all its
-    partitions, so it may be read unnecessarily, but never skipped wrongly.
-    """
+    """Decides whether a data file may contain a row in the given ranges; it never skips one that does."""
 
     def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]

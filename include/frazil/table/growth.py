@@ -42,9 +42,7 @@ class SchemaGrowth:
 def plan_growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> SchemaGrowth:
-    """Return which of the wanted changes to make. `former` has the table's schemas, oldest first; `max_columns` counts
-    nested fields; columns in `fixed` stay required. The time is linear in the number of changes.
-    """
+    """Return which wanted changes to make. `max_columns` counts nested fields; columns in `fixed` stay required."""
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[RefusedField] = []

@@ -72,9 +72,7 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows, if the branch exists. Adds the rows that only `topic_ids` excludes to
-    `former`.
-    """
+    """Return the offsets of the selected rows. Adds the rows that only `topic_ids` excludes to `former`."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:
@@ -169,9 +167,7 @@ def _split_by_topic_id(
 
 
 def split_by_partition(rows: pa.RecordBatch) -> Iterator[tuple[TopicPartition, OffsetArray]]:
-    """Yield the sorted offsets of each partition, for rows without nulls. Each row is encoded as one number: NumPy
-    sorts by several keys much more slowly.
-    """
+    """Yield the sorted offsets of each partition, for rows without nulls."""
     if not len(rows):
         return
     topics, names = _encode(rows.column("kafka_topic"))

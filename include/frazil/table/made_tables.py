@@ -40,9 +40,7 @@ def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
 def load_route_tables(
     catalog: Catalog, route: Route, *, stream: str, names: Iterable[str] | None = None
 ) -> dict[str, Table]:
-    """Load the existing tables (`names`, or all) that a route lists or its template created. Raises AccessDenied with
-    the table's name, and any other error of the catalog.
-    """
+    """Load the existing tables (`names`, or all) that a route lists or its template created."""
     declared = set(route.tables.values())
 
     def load(identifier: str) -> Table | None:

@@ -34,9 +34,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists at the path. False may also mean that this call wrote it: a client
-        repeats requests whose response was lost.
-        """
+        """Write a durable object if none exists. False may also mean that this call, repeated, wrote it."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
@@ -61,9 +59,7 @@ class ObjectStore(ABC):
         """Delete files, existing or not. Returns, by path, the error that `delete` would raise."""
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete as many of these files as possible, existing or not. Raises AccessDenied, CommitUnavailable if the
-        storage cannot be reached, or OSError.
-        """
+        """Delete as many of these files as possible. Raises AccessDenied, CommitUnavailable or OSError."""
         left = self.delete_each(paths)
         if not left:
             return
@@ -79,9 +75,7 @@ class ObjectStore(ABC):
 
 
 def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of a loaded table that open its files, without a REST catalog's own credentials and
-    streams' markers. A custom FileIO (`py-io-impl`) gets all but the markers.
-    """
+    """Return a table's properties that open its files, without a REST catalog's own credentials and markers."""
     if not properties.get("py-io-impl", "pyiceberg.").startswith("pyiceberg."):
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
     needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))

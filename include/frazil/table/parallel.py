@@ -13,9 +13,7 @@ MAX_THREADS = 8
 
 
 def run_in_parallel(step: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """Call `step` for each item, and return the results in order, when all have ended. The last one runs in the calling
-    thread: the table that decides a commit may need it.
-    """
+    """Call `step` for each item, the last one in the calling thread, and return the results in order."""
     if len(items) < 2:
         return [step(item) for item in items]
     *others, last = items

@@ -172,9 +172,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Return the properties with `${VARIABLE}` for each possible secret. With `database_password`, only the password in
-    a database URL is replaced, for which JVM engines have a property, and otherwise the whole URL.
-    """
+    """Return the properties with `${VARIABLE}` for each secret, or only the password of a database URL."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()

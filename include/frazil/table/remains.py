@@ -69,9 +69,7 @@ class TableFolder:
 def find_new_folder(
     catalog: Catalog, identifier: str, schema: Schema, *, location: str | None, properties: dict[str, str]
 ) -> TableFolder | None:
-    """Return the folder in which the catalog would create the table, if the client can determine it. Creates nothing.
-    Raises any error of the catalog.
-    """
+    """Return the folder in which the catalog would create the table, if known. Creates nothing."""
     if isinstance(catalog, MetastoreCatalog):
         found = _resolve_location(catalog, identifier, location)
         return TableFolder(found, open_store(found, catalog.properties))
@@ -102,9 +100,7 @@ def _resolve_location(catalog: MetastoreCatalog, identifier: str, location: str 
 
 
 def read_remains(folder: TableFolder) -> Remains | None:
-    """Return what remains of a table that had data. A free folder needs one listing. Metadata without a snapshot does
-    not count: an interrupted creation leaves it.
-    """
+    """Return what remains of a table that had data; metadata without a snapshot does not count."""
     store, location = folder.store, folder.location
     folders = {folder.rsplit("/", 1)[-1]: folder for folder in store.list_folders(location)}
     files = _metadata_files(store.list_files(folders["metadata"])) if "metadata" in folders else []

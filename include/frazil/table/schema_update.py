@@ -38,9 +38,7 @@ MAX_EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update, and return it; again if another process changed it. Raises
-    SchemaIncompatible, SpecError, CommitUnavailable.
-    """
+    """Evolve the table to the declared schema in one update, and return it. Raises SchemaIncompatible and others."""
     for _ in range(MAX_EVOLUTION_ATTEMPTS):
         changes = find_evolutions(table, declared, stream)
         if not changes:
@@ -86,9 +84,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema, made to fit older tables: frazil's own columns are optional if the table's are, or
-    are missing there, and so are columns in `relaxable`.
-    """
+    """Return the declared schema with frazil's own and relaxable columns as optional as the table's."""
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:
@@ -125,9 +121,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:
-    """Change a stream's table as its records require, in one update; again if another process changed it. Raises
-    CommitUnavailable, AccessDenied.
-    """
+    """Change a stream's table as its records require, in one update. Raises CommitUnavailable, AccessDenied."""
     fixed = frozenset({spec.event_time.column, *RESERVED})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
