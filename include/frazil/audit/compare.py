@@ -147,8 +147,7 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
         f"{format_count(len(others), 'record', 'was|were')} dropped by an earlier transform, or lost. The transform "
-        "that "
-        f"is declared now does not drop them: {_format_offsets(others)}",
+        f"that is declared now does not drop them: {_format_offsets(others)}",
     )  # fmt: skip
 
 
@@ -297,9 +296,8 @@ def compare_repeats(
             return ()
         sentence = (
             f"{format_count(records - rows, 'committed record', 'has|have')} no row: repeats or missing rows. The "
-            "number of "
-            "repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, or once "
-            "snapshots have expired. To compare with Kafka's records, use `--source`"
+            "number of repeats were dropped is unknown after a reset, a rollback or a backfill of committed offsets, "
+            "or once snapshots have expired. To compare with Kafka's records, use `--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
     off = records - (repeats or 0) - rows
@@ -369,8 +367,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
         f"{format_count(len(again), 'offset', 'was|were')} assigned to a second record, because Kafka's log was "
-        "truncated "
-        f"or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
+        f"truncated or a forgotten stream's topic recreated, and may be in the table twice: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
         former = sum(_max_records(g, lambda r: r.records + e.replayed_of(r), but=e.topic_id) for g in e.groups)

@@ -262,8 +262,7 @@ def find_misplaced_rows(
                     earlier = "" if has > committed else ". An earlier declaration of the route may have written them"
                     sentence = (
                         f"the table has {format_count(len(misplaced), 'row')} that the route, as declared now, sends "
-                        "to "
-                        f"table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
+                        f"to table {other}: {e.where} {format_at_offsets(misplaced)}{earlier}"
                     )
                     kind = FindingKind.NOT_COMPARED if earlier else FindingKind.MISCOUNTED
                     yield Finding(kind, len(misplaced), sentence, name)
@@ -273,8 +272,7 @@ def find_misplaced_rows(
     if gone:
         sentence = (
             f"{format_count(gone, 'row', 'was|were')} not checked for being in the right table, because Kafka no "
-            "longer has the "
-            "records, and some offsets were committed more than once"
+            "longer has the records, and some offsets were committed more than once"
         )
         yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
 

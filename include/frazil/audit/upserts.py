@@ -84,8 +84,7 @@ def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding
     if rows is not None and rows < changes:
         sentence += (
             f". {format_count(changes - rows, 'change', 'has|have')} no row of their own, which is normal if later "
-            "changes "
-            "replaced them"
+            "changes replaced them"
         )
     return Finding(FindingKind.NOT_COMPARED, changes, sentence, stream)
 
@@ -121,9 +120,8 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes "
-                "and dead "
-                "letters count each time"
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, as after a reset: changes and "
+                "dead letters count each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
@@ -142,8 +140,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if marker.routed is not None and spec.route is None:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
-            "records "
-            "may belong to other tables. To compare them with Kafka's records, declare the route again"
+            "records may belong to other tables. To compare them with Kafka's records, declare the route again"
         )
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
         return
@@ -155,8 +152,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back, and {format_count(again, 'offset', 'is|are')} yet to be read again: their "
-            "records "
-            "were not compared. Audit again once the writer has caught up"
+            "records were not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
@@ -332,8 +328,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     if others := keys.others_updated + keys.others_deleted:
         sentence = (
             f"{format_count(others, 'key', 'was|were')} not compared: the audit does not read the records of these "
-            "rows, "
-            "which may belong to another stream"
+            "rows, which may belong to another stream"
         )
         yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
 

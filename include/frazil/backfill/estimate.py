@@ -87,13 +87,11 @@ def estimate_sentences(dry_run: Estimate, *, stream: str) -> list[str]:
     size = (
         f"The backfill would add about {format_count(dry_run.records, 'row')} and "
         f"{format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
-        f"{format_count(dry_run.files, 'file')} or "
-        f"more, staged in {format_count(dry_run.chunks, 'chunk')}."
+        f"{format_count(dry_run.files, 'file')} or more, staged in {format_count(dry_run.chunks, 'chunk')}."
     )
     touched = (
         f"A sample of {format_count(dry_run.sampled, 'record')} falls into "
-        f"{format_count(dry_run.partitions, 'partition')} of "
-        "the table, so at least that many partitions change."
+        f"{format_count(dry_run.partitions, 'partition')} of the table, so at least that many partitions change."
     )
     return [missing, size, touched]
 

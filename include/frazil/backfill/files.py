@@ -119,9 +119,8 @@ class FileSource:
             if request.dead_letters and (live is None or last >= live):
                 raise StaleBatch(
                     f"stream {request.stream!r} was reset to before dead letters that were being replayed: its "
-                    f"position is {name} "
-                    f"offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay {request.stream}` again; it "
-                    "leaves out dead letters whose records the stream will read again"
+                    f"position is {name} offset {live or 0:,}. Nothing was changed. Run `frazil dlq replay "
+                    f"{request.stream}` again; it leaves out dead letters whose records the stream will read again"
                 )
             if live is None:
                 raise SpecError(

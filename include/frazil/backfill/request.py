@@ -113,8 +113,7 @@ def check_not_in_future(request: BackfillRequest, now_ms: int) -> None:
     if begin is not None and _microseconds(begin) > now_ms * 1000:
         raise SpecError(
             f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now "
-            f"{format_utc(now_ms)}). "
-            "Kafka has no such records yet, and the stream itself will read them"
+            f"{format_utc(now_ms)}). Kafka has no such records yet, and the stream itself will read them"
         )
 
 

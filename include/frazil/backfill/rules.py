@@ -148,8 +148,7 @@ def read_further_message(backfill: BackfillMarker) -> str:
 def ended_during_start_message(backfill: BackfillMarker) -> str:
     return (
         f"another {operation_name(backfill)} of stream {backfill.stream!r}, {backfill.id}, ended while this command "
-        "was "
-        f"starting (it is {backfill.state}). This command changed nothing: run it again"
+        f"was starting (it is {backfill.state}). This command changed nothing: run it again"
     )
 
 

@@ -343,8 +343,7 @@ class Backfill:
         if landed := backfill_audit.count_landed_elsewhere(staged):
             raise StaleBatch(
                 f"{format_count(landed, 'record')} of backfill {committer.backfill.id} were added to the table while "
-                "the "
-                "backfill was staged"
+                "the backfill was staged"
             )
         problems = backfill_audit.find_problems(staged)
         if self.spec.mode == "upsert" and not self.request.dead_letters:

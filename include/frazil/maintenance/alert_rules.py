@@ -84,8 +84,7 @@ def _file_readings(health: TableHealth, settings: Maintenance) -> Iterator[Readi
     sentence = (
         f"{table} has {health.data_files:,} data files of {average} on average; the target is "
         f"{format_rounded_bytes(health.target_file_bytes)}, and queries open each file. {compact}. If each partition "
-        "has few "
-        "bytes, declare a coarser partition-by"
+        "has few bytes, declare a coarser partition-by"
     )
     shown = f"{health.data_files:,} data files of {average} on average"
     yield Reading("small-files", _count_small_files(health, limits.small_files), limits.small_files, shown, sentence)

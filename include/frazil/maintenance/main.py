@@ -29,9 +29,7 @@ MAX_LISTED = 3
 def run_maintenance(
     identifiers: Sequence[str], *, streams: Path, actions: Collection[Action], report: Path | None = None
 ) -> int:
-    """Maintain the tables in one Spark session, and write the outcomes to `report` as a JSON list. Returns 0, or the
-    exit code of the first failure.
-    """
+    """Maintain the tables in one Spark session, and write the outcomes to `report` as JSON. Returns the exit code."""
     log_to_stderr()
     try:
         specs, problems = load_valid_streams(streams)

@@ -106,8 +106,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     seen, within = flow.measured, "hour" if flow.measured_ms <= HOUR_MS else format_elapsed(flow.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
-        "committed to "
-        f"{state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
+        f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
     )
     shown = f"{format_count(waiting, 'batch', 'waits for its|wait for their')} commit"
     yield Reading("waiting-batches", state.waiting_batches, alerts.waiting_batches, shown, sentence)
@@ -261,9 +260,8 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
     )
     sentence = (
         f"{table}: {what}, but is not complete, so jobs that wait for it do not start: "
-        f"{late.waits_for if late else ''}. "
-        f"`frazil partitions {table}` shows the current state. A topic-partition without new records becomes idle "
-        "after `idle-timeout`; forget a stream that no longer runs"
+        f"{late.waits_for if late else ''}. `frazil partitions {table}` shows the current state. A topic-partition "
+        "without new records becomes idle after `idle-timeout`; forget a stream that no longer runs"
     )
     return Reading("late-window", value, alerts.late_window.total_seconds(), what, sentence)
 

@@ -220,9 +220,8 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
         return Cursor(Grain(raw["grain"]), *span, raw["sequence-number"], held, uuid), raw["number"]
     except (ValueError, KeyError, TypeError) as error:
         raise MarkerUnreadable(
-            f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): "
-            "it was "
-            "edited by hand. Restore it"
+            f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): it "
+            "was edited by hand. Restore it"
         ) from error
 
 

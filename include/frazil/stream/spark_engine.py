@@ -259,7 +259,6 @@ def _death_message(stream: str, died: str, text: str) -> str:
     )
     return (
         f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
-        f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, "
-        "and give it "
-        "more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
+        f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, and "
+        "give it more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

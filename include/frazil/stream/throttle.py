@@ -147,7 +147,6 @@ def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: ti
     return (
         f"the metadata of table {bounds.table} grows faster than maintenance shrinks it: for "
         f"{format_duration(bounds.every * (MAX_SLICES - 1) / 2)} it never had fewer than {', '.join(parts)}, and a "
-        "commit "
-        f"takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
+        f"commit takes {commit_s:.1f} s; {done}. Check that the table's maintenance runs, and often enough "
         "(maintenance.every)"
     )

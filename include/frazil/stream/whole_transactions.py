@@ -163,9 +163,8 @@ class WholeTransactions:
             several = (*sorted(self._tables), *one.tables)
             names = " and ".join(escape_unsafe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
-                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and "
-                "one stream cannot read their transactions as a whole: remove the option, or give each table its own "
-                "topic"
+                f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and one "
+                "stream cannot read their transactions as a whole: remove the option, or give each table its own topic"
             )
 
     def _read_ends(self) -> bool:

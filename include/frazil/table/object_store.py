@@ -50,9 +50,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the sorted direct subfolders that contain files at any depth, without trailing slashes. A store with
-        marker objects (SeaweedFS) may also return empty ones.
-        """
+        """Return the sorted subfolders that contain files; a store with marker objects also returns empty ones."""
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:

@@ -102,9 +102,7 @@ def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, st
 
 
 def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> Table:
-    """Rename and drop columns in one commit, which stores the old names. Returns the changed table. Raises
-    SchemaIncompatible with all problems, CommitUnavailable, AccessDenied.
-    """
+    """Rename and drop columns in one commit. Raises SchemaIncompatible with all problems, and commit errors."""
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_ATTEMPTS):
             check_changes(table, wanted, fixed=fixed)
