@@ -25,14 +25,13 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_file_bytes
-from frazil.errors import FrazilError, MarkerUnreadable, RolledBack
+from frazil.errors import FrazilError, MarkerUnreadable, RolledBack, SpecError
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, p10
-from frazil.maintenance.load import load_maintained
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -40,6 +39,7 @@ from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.made_tables import get_routing_value
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
@@ -47,6 +47,28 @@ logger = logging.getLogger(__name__)
 
 MAX_COMMIT_RECORDS = 12
 """Read per stream."""
+
+
+class NotMadeByRoute(SpecError):
+    """The table's name matches a route's template, but the route did not create it."""
+
+
+def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
+    """Load the table. Raises NoSuchTableError, NotMadeByRoute, and any error of the catalog."""
+    table = catalog.load_table(maintained.identifier)
+    if maintained.kind is not TableKind.ROUTED:
+        return table
+    for spec in maintained.streams:
+        route = spec.route
+        if route is None or maintained.identifier in route.tables.values():
+            return table
+        if get_routing_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
+            return table
+    raise NotMadeByRoute(
+        f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
+        "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "
+        "to it"
+    )
 
 
 def measure(

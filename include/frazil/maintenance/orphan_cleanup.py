@@ -13,7 +13,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.errors import MarkerUnreadable
-from frazil.maintenance.load import load_maintained
+from frazil.maintenance.measure import load_maintained
 from frazil.maintenance.orphan_memory import OrphanMemory, OrphanRun, Progress
 from frazil.maintenance.orphan_references import (
     Resolver,

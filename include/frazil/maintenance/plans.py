@@ -15,8 +15,7 @@ from frazil.maintenance.busy_partitions import find_busy_partitions
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.expiry import ExpiryPlan, plan_expiry, read_pins
-from frazil.maintenance.load import load_maintained
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
 from frazil.signals.completion import find_feeds

@@ -21,7 +21,7 @@ from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
 from frazil.maintenance.expiry import estimate_bytes, find_missing_defaults
-from frazil.maintenance.load import load_maintained
+from frazil.maintenance.measure import load_maintained
 from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes
 from frazil.maintenance.plans import MaintenancePlanner
 from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
