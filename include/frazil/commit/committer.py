@@ -138,7 +138,11 @@ class Committer:
                 return Done(marker)
             _check_can_land(table, journal, decision, files, at=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
-            return self._with_routed(advance_marker(marker, journal), before=marker, journal=journal)
+            advanced = advance_marker(marker, journal)
+            if marker.routed is None and not journal.routed:
+                return advanced
+            complete = self.followers.last_complete_batch if self.followers else marker.routed or marker.settled
+            return dataclasses.replace(advanced, routed=complete or BatchKey(0, 0))
 
         def branch_change(table: Table, marker: Marker) -> BranchChange | None:
             if align is not None:
@@ -162,12 +166,6 @@ class Committer:
         if self.followers and committed.settled == journal.key:
             self.followers.add(journal)
         return committed
-
-    def _with_routed(self, marker: Marker, *, before: Marker, journal: Journal) -> Marker:
-        if before.routed is None and not journal.routed:
-            return marker
-        complete = self.followers.last_complete_batch if self.followers else before.routed or before.settled
-        return dataclasses.replace(marker, routed=complete or BatchKey(0, 0))
 
     def _release_open_windows(self) -> None:
         """Move the rows that an earlier `commit.align` kept on the stream's open branch to main."""

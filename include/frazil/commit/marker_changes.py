@@ -72,16 +72,12 @@ def reset(
         return change
 
     change_marker(tables, tables.main, decide, operation="reset", branch_change=open_windows)
-    _delete_dropped(tables, dropped)
+    main = tables.main.refresh()
+    if dropped and may_delete_files(main.properties):
+        needed = referenced_paths(main)
+        tables.store.delete([path for path in dropped if bare_path(path) not in needed])
     _reset_dead_letters(tables, seen, epoch=epoch, source=source)
     return marker
-
-
-def _delete_dropped(tables: StreamTables, files: list[str]) -> None:
-    table = tables.main.refresh()
-    if files and may_delete_files(table.properties):
-        needed = referenced_paths(table)
-        tables.store.delete([path for path in files if bare_path(path) not in needed])
 
 
 def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:

@@ -129,7 +129,12 @@ class MergeWriter:
         if removed:
             base = base_without_files(removed, plan.manifests, plan.live_entries, table=table, snapshot_id=snapshot_id)
         writer = SnapshotWriter(files, base=base, snapshot_id=snapshot_id)
-        reported = self._summary_counts(results, context.rules)
+        counts = sum((result.counts for result in results), MergeCounts())
+        windows: Counter[int] = Counter()
+        for result in results:
+            windows.update(result.windows)
+        by_window = {} if context.rules.window_us is None else windows_summary(windows)
+        reported = {**self.merging.mode.summary_counts(counts), **by_window}
         attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
         self.attempts.append(attempt)
         return attempt
@@ -142,14 +147,6 @@ class MergeWriter:
             results = self.merging.run(context, missing)
             self._results.update({(folder, task): result for task, result in zip(missing, results, strict=True)})
         return [self._results[folder, task] for task in tasks]
-
-    def _summary_counts(self, results: Sequence[MergeResult], rules: MergeRules) -> dict[str, str]:
-        counts = sum((result.counts for result in results), MergeCounts())
-        windows: Counter[int] = Counter()
-        for result in results:
-            windows.update(result.windows)
-        by_window = {} if rules.window_us is None else windows_summary(windows)
-        return {**self.merging.mode.summary_counts(counts), **by_window}
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:

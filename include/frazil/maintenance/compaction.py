@@ -162,14 +162,15 @@ def _evaluate_small(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
 ) -> Rewrite | LeftPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
-    count, removed = partition.small_files, _removed_files(partition.small_files, partition.small_bytes, target)
+    count = partition.small_files
+    removed = count - _files_after_rewrite(partition.small_bytes, target)
     if count < min_count:
         return LeftPartition(
             partition,
             LeftReason.FEW,
             f"it is {state}, and {format_count(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
-    if not removed:
+    if count < 2 or 2 * removed < count:
         return LeftPartition(
             partition, LeftReason.MARGINAL, f"a rewrite would not halve its {format_count(count, 'small file')}"
         )
@@ -210,12 +211,6 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         reason = f"{part.reason}; batches are being merged into it"
         pieces += [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
     return pieces, left
-
-
-def _removed_files(files: int, size: int, target: int) -> int:
-    """Return how many small files a rewrite removes; 0 if it would not halve them."""
-    removed = files - _files_after_rewrite(size, target)
-    return removed if files > 1 and 2 * removed >= files else 0
 
 
 def _files_after_rewrite(size: int, target: int) -> int:

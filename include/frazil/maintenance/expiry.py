@@ -82,7 +82,10 @@ def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
     """Decide which snapshots expire, from current metadata and `read_pins`."""
     try:
-        markers = _valid_markers(metadata, table=table)
+        markers = list(read_markers(metadata.properties).values())
+        for marker in markers:
+            check_ancestry(metadata, marker, table=table)
+            check_open_branch(metadata, marker, table=table)
         branches = (branch_name(backfill.stream) for backfill in open_backfills(metadata.properties))
         backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
@@ -124,15 +127,6 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
     )
     size = sum(int(one.get("removed-files-size") or 0) for one in summaries)
     return size * files // removed if removed else 0
-
-
-def _valid_markers(metadata: TableMetadata, *, table: str) -> list[Marker]:
-    """Return all streams' markers. Raises MarkerUnreadable or RolledBack."""
-    markers = list(read_markers(metadata.properties).values())
-    for marker in markers:
-        check_ancestry(metadata, marker, table=table)
-        check_open_branch(metadata, marker, table=table)
-    return markers
 
 
 def _find_forbidding_setting(metadata: TableMetadata) -> str | None:

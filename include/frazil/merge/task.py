@@ -140,7 +140,10 @@ class _MergeRun(TaskRun):
         replaced: list[str] = []
         dropped: list[str] = []
         new_rows = self.counts.inserted + self.counts.updated
-        for group in _group_by_partition(leaving):
+        groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
+        for removed in leaving:
+            groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
+        for group in groups.values():
             leaving_rows = {
                 removed.located.file: len(removed.positions) + len(removed.located.deleted)
                 for removed in group
@@ -167,13 +170,6 @@ class _MergeRun(TaskRun):
 
     def _count(self, **counts: int) -> None:
         self.counts += dataclasses.replace(MergeCounts(), **counts)
-
-
-def _group_by_partition(leaving: list[_RemovedRows]) -> list[list[_RemovedRows]]:
-    groups: dict[tuple[object, ...], list[_RemovedRows]] = {}
-    for removed in leaving:
-        groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
-    return list(groups.values())
 
 
 MAX_DELETED_SHARE = 0.2

@@ -149,7 +149,10 @@ def assess_group(
                 return None
             begin_us = None
             if has_begun and found[name].cursor is None and bound_us is not None:
-                begin_us = _first_window_us(earliest_us(table, column=spec.event_time.column), bound_us, grain)
+                # The window of the table's first rows, but not of long ago.
+                open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
+                begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
+                begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
             return _assess(table, [spec.of_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
@@ -194,13 +197,6 @@ def _made_elsewhere(spec: StreamSpec, table: Table) -> bool:
     if not isinstance(spec, RoutedStream) or spec.route is None or not spec.is_made:
         return False
     return get_routing_value(table.properties, spec.table.identifier, spec.route, stream=spec.name) is None
-
-
-def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:
-    """Return the start of a new table's first window: that of its first rows, but not of long ago."""
-    open_us = grain.floor(bound_us)
-    first_us = open_us if earliest_us is None else min(grain.floor(earliest_us), open_us)
-    return max(first_us, open_us - MAX_WINDOWS * grain.us)
 
 
 def _may_signal(cursor: Cursor | None, bound_us: int | None, spec: StreamSpec) -> bool:

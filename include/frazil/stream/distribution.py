@@ -134,17 +134,11 @@ def assign_writers(
             (writer, min(end, length * (writer + 1)) - max(start, length * writer))
             for writer in range(min(int(start / length), writers - 1), min(int(end / length), writers - 1) + 1)
         ]
-        shares[key] = _cumulative_shares(
-            [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
-        )
+        kept = [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
+        ends = list(accumulate(size for _, size in kept))
+        shares[key] = tuple((writer, at / ends[-1]) for (writer, _), at in zip(kept, ends, strict=True))
         start = end
     return shares
-
-
-def _cumulative_shares(parts: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Divide `[0, 1)` among the writers by size. Returns each writer with the end of its part."""
-    ends = list(accumulate(size for _, size in parts))
-    return tuple((writer, end / ends[-1]) for (writer, _), end in zip(parts, ends, strict=True))
 
 
 def _sort_by_size(sizes: Mapping[PartitionKey, float]) -> Sequence[tuple[PartitionKey, float]]:

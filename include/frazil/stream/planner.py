@@ -250,17 +250,12 @@ class BatchPlanner:
                 continue
             self.absent[topic] = polls = self.absent.get(topic, 0) + 1
             if polls == 1:
-                unread = self._forget_topic(topic)
+                unread = 0
+                for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
+                    unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
+                    self.watch.high.pop(tp, None)
+                    self.first_seen.pop(tp, None)
                 log.warning("topic %s is no longer in Kafka: %d of its records were not read", topic, unread)
-
-    def _forget_topic(self, topic: str) -> int:
-        """Discard a deleted topic's known log ends. Returns how many of its known records were not read."""
-        unread = 0
-        for tp in [tp for tp in self.watch.stable if tp[0] == topic]:
-            unread += max(self.watch.stable.pop(tp) - self.position.offsets.get(tp, 0), 0)
-            self.watch.high.pop(tp, None)
-            self.first_seen.pop(tp, None)
-        return unread
 
     def _unread_sentence(self, topics: Container[str], ends: Mapping[TopicPartition, int]) -> str:
         """Return a sentence with the number of records before `ends` that were not read, or ""."""
@@ -302,19 +297,15 @@ class BatchPlanner:
                 if end[tp] >= self.ends.get(tp, end[tp]):
                     self.first_seen.pop(tp, None)
             last = self.whole.last if self.whole else NO_TRANSACTION
-            self.position = Position(end, idle, {**self.position.leader_epochs, **self._new_leader_epochs(end)}, last)
+            epochs = {**self.position.leader_epochs}
+            for tp, epoch in self.watch.leader_epochs.items():  # another partition's log may have been truncated
+                if tp not in epochs or end[tp] > self.position.offsets[tp]:
+                    epochs[tp] = epoch
+            self.position = Position(end, idle, epochs, last)
         elif len(idle) == len(offsets) and idle != self.position.idle:
             log.info("all partitions are idle: an empty commit advances the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
-
-    def _new_leader_epochs(self, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Return the new leader epochs of partitions that advance: another's log may have been truncated."""
-        return {
-            tp: epoch
-            for tp, epoch in self.watch.leader_epochs.items()
-            if tp not in self.position.leader_epochs or end[tp] > self.position.offsets[tp]
-        }
 
     def _oldest_age_s(self, now: float) -> float | None:
         """Return the age (s) of the oldest unread record; None if there is none, or some existed at the start."""

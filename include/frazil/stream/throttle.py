@@ -91,7 +91,10 @@ class Throttle:
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
     """Return the state after one more commit; the first after a long pause only starts the history."""
-    lows = _update_lows(before.lows if before else (), measure, every=bounds.every)
+    now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // bounds.every, measure.snapshots, measure.manifests)
+    known_lows = before.lows if before else ()
+    earlier = (low for low in known_lows if now.slice - MAX_SLICES < low.slice < now.slice)
+    lows = (*earlier, _find_lowest([*(low for low in known_lows if low.slice == now.slice), now]))
     if before and before.lows[-1].slice not in {low.slice for low in lows}:
         before = None
     low = _find_lowest(lows)
@@ -103,15 +106,6 @@ def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: Meta
         return Throttle(lows, grows, extreme)
     interval = min(bounds.interval * pressure / END_PRESSURE, bounds.longest)
     return Throttle(lows, grows, extreme, interval / bounds.interval, _reason(low, measure.commit_s, bounds, interval))
-
-
-def _update_lows(
-    before: tuple[SliceLow, ...], measure: MetadataMeasurement, *, every: timedelta
-) -> tuple[SliceLow, ...]:
-    """Return the lows of the last time slices, oldest first, without those in the future of a clock set back."""
-    now = SliceLow(timedelta(milliseconds=measure.at_ms) * 2 // every, measure.snapshots, measure.manifests)
-    earlier = (low for low in before if now.slice - MAX_SLICES < low.slice < now.slice)
-    return (*earlier, _find_lowest([*(low for low in before if low.slice == now.slice), now]))
 
 
 def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:

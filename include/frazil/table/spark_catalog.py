@@ -39,7 +39,12 @@ _PYTHON_ONLY = frozenset(
 def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return Spark's property of the catalog and its subkeys. Raises SpecError if Spark cannot open it."""
     kind = catalog_type(properties)
-    translated = _translate_keys(properties)
+    translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
+    if virtual := translated.pop("s3.force-virtual-addressing", None):
+        translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
+    elif "s3.endpoint" in translated:
+        # At a custom endpoint PyIceberg addresses buckets by path, Java by host name.
+        translated.setdefault("s3.path-style-access", "true")
     if kind == "sql":
         translated |= _to_jdbc_properties(name, properties["uri"])
     elif kind in {"rest", "hive"}:
@@ -72,16 +77,6 @@ def catalog_type(properties: Mapping[str, str]) -> str:
     kinds = {"http": "rest", "thrift": "hive", "sqlite": "sql", "postgresql": "sql"}
     inferred = next((kind for scheme, kind in kinds.items() if uri.startswith(scheme)), uri)
     return properties.get("type") or inferred
-
-
-def _translate_keys(properties: Mapping[str, str]) -> dict[str, str]:
-    translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
-    if virtual := translated.pop("s3.force-virtual-addressing", None):
-        translated["s3.path-style-access"] = "false" if virtual.lower() == "true" else "true"
-    elif "s3.endpoint" in translated:
-        # At a custom endpoint PyIceberg addresses buckets by path, Java by host name.
-        translated.setdefault("s3.path-style-access", "true")
-    return translated
 
 
 def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
