@@ -73,10 +73,9 @@ class Group:
         return bounds
 
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id.
-
-        An offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets,
-        the minimum is exact.
+        """Return the minimum possible number of records within `offsets`; all ranges must belong to one topic id. An
+        offset without a record is a gap in each range that contains it. If ranges without gaps cover all offsets, the
+        minimum is exact.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 

@@ -1,7 +1,6 @@
-"""Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit.
-
-Every commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch
-is published after main, by the next run if this one is interrupted.
+"""Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit. Every
+commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch is
+published after main, by the next run if this one is interrupted.
 """
 
 from __future__ import annotations
@@ -87,10 +86,9 @@ class BackfillCommitter:
     def begin(
         cls, tables: StreamTables, request: BackfillRequest, *, continuing_id: str | None = None
     ) -> BackfillCommitter:
-        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits.
-
-        No earlier epoch can commit afterwards. Raises WriterBusy if another backfill is open, Fenced if another has
-        just ended, and BackfillAbandoned if an operator abandoned the run's backfill or `continuing_id`.
+        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits. No earlier
+        epoch can commit afterwards. Raises WriterBusy if another backfill is open, Fenced if another has just ended,
+        and BackfillAbandoned if an operator abandoned the run's backfill or `continuing_id`.
         """
         ended = finish_ended_backfill(tables)
 
@@ -129,10 +127,9 @@ class BackfillCommitter:
     def publish(
         self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
     ) -> BackfillMarker:
-        """Append or merge the staged files on main in one commit, which ends the backfill.
-
-        The audit found none of the records in main's snapshot `audited_at`. Raises StaleBatch if that may have changed,
-        and WriterBusy if the stream has read further than `read_to`.
+        """Append or merge the staged files on main in one commit, which ends the backfill. The audit found none of the
+        records in main's snapshot `audited_at`. Raises StaleBatch if that may have changed, and WriterBusy if the
+        stream has read further than `read_to`.
         """
         path = record_path(self.tables.journals, self.backfill.id)
         self.tables.store.put(path, record.to_bytes())
@@ -274,10 +271,9 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End an open backfill: remove its branches and everything that it staged, and return its final marker.
-
-    `by` is the operator after whom no run starts it again; None if its own run drops it. Raises FrazilError, without
-    any change, if another backfill has begun since.
+    """End an open backfill: remove its branches and everything that it staged, and return its final marker. `by` is the
+    operator after whom no run starts it again; None if its own run drops it. Raises FrazilError, without any change, if
+    another backfill has begun since.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -322,10 +318,9 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
 
 
 def settle_published(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a published backfill or replay: routed tables, then dead letters, then leftover files.
-
-    The commit to the dead-letter table adds a backfill's rejected records. For a replay it removes the dead letters
-    that became rows, and adds the new error to the others.
+    """Finish a published backfill or replay: routed tables, then dead letters, then leftover files. The commit to the
+    dead-letter table adds a backfill's rejected records. For a replay it removes the dead letters that became rows, and
+    adds the new error to the others.
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")

@@ -1,7 +1,6 @@
-"""Commits the rows of a backfill or replay to the routed tables.
-
-Until a routed table has its rows, they wait in files next to the journals. One commit per routed table adds the rows
-and records the backfill in the table's properties. The dead-letter table changes only after that.
+"""Commits the rows of a backfill or replay to the routed tables. Until a routed table has its rows, they wait in files
+next to the journals. One commit per routed table adds the rows and records the backfill in the table's properties. The
+dead-letter table changes only after that.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create missing declared tables. Returns None for a stream without a route.
-
-        Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
+        """Load the tables, and create missing declared tables. Returns None for a stream without a route. Raises
+        RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
         if spec.route is None:
             return None
@@ -137,9 +135,8 @@ def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[Stage
 
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that do not have them yet.
-
-    Leaves out rows that an operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
+    """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
+    operator discarded. Raises CommitUnavailable if tables failed, after trying all others.
     """
     discarded = targets_given_up(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}

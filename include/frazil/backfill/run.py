@@ -1,6 +1,5 @@
-"""Runs a backfill: finds missing records, stages them on a branch, audits them and publishes them.
-
-Every run plans again and skips records that are already staged, so running an interrupted backfill again continues it.
+"""Runs a backfill: finds missing records, stages them on a branch, audits them and publishes them. Every run plans
+again and skips records that are already staged, so running an interrupted backfill again continues it.
 """
 
 from __future__ import annotations
@@ -176,10 +175,9 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch.
-
-        Returns None if nothing was staged. Raises StaleBatch, after dropping the staged records, if the stream was
-        reset or the table changed; BackfillAbandoned; and FrazilError if the audit fails.
+        """Audit the staged records, and publish them unless the target is the branch. Returns None if nothing was
+        staged. Raises StaleBatch, after dropping the staged records, if the stream was reset or the table changed;
+        BackfillAbandoned; and FrazilError if the audit fails.
         """
         self.check_run_not_abandoned()
         last = self.last()
@@ -247,10 +245,9 @@ class Backfill:
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters.
-
-        Leaves out rows of an upsert stream, which later records may have replaced. A replay also leaves out the dead
-        letters, which it reads, and offsets of a deleted topic of the same name.
+        """Collect the offsets of rows on main, of open windows and of routed tables, and of dead letters. Leaves out
+        rows of an upsert stream, which later records may have replaced. A replay also leaves out the dead letters,
+        which it reads, and offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -312,9 +309,8 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, the journals and the source.
-
-        Raises FrazilError if the audit fails, and StaleBatch if some of the records are in the tables by now.
+        """Compare the staged records with main, the journals and the source. Raises FrazilError if the audit fails, and
+        StaleBatch if some of the records are in the tables by now.
         """
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())

@@ -39,10 +39,9 @@ def run(
 def stage(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing.
-
-    Raises the errors of `Backfill.plan`; WriterBusy, Fenced and BackfillAbandoned; StaleBatch if the staged records
-    became unusable and were dropped; OffsetGap if Kafka's retention deleted planned records.
+    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing. Raises the
+    errors of `Backfill.plan`; WriterBusy, Fenced and BackfillAbandoned; StaleBatch if the staged records became
+    unusable and were dropped; OffsetGap if Kafka's retention deleted planned records.
     """
     backfill.check_run_not_abandoned()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.

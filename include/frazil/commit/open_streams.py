@@ -49,7 +49,7 @@ class _ReadOnlyDeadLetters(TableHandle):
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:
-    """Open the stream's tables for changes. Raises SpecError if the table was never created, or TableLost."""
+    """Open the stream's tables for changes, creating missing dead letters. Raises SpecError or TableLost."""
     return open_with_table(spec, _load_table(spec))
 
 

@@ -49,7 +49,7 @@ class StreamTables:
         atomic: bool = False,
         merging: MergeConfig | None = None,
     ) -> StreamTables:
-        """Return the stream's tables. Raises SpecError for unsupported storage, or a catalog without `atomic`."""
+        """Return the stream's tables. Raises SpecError for unsupported storage, or unsupported `atomic`."""
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         at_once = find_commit_tables(main.catalog) if atomic else None

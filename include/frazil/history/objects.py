@@ -1,7 +1,6 @@
-"""Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`.
-
-Each write replaces a part's whole object. A writer loads the objects of earlier epochs and then deletes them; readers
-use the highest epoch. Objects of another table in the same folder are ignored.
+"""Stores and reads a stream's history as objects: `<location>/_frazil/_history/<stream>/<epoch>-<part>.json`. Each
+write replaces a part's whole object. A writer loads the objects of earlier epochs and then deletes them; readers use
+the highest epoch. Objects of another table in the same folder are ignored.
 """
 
 from __future__ import annotations

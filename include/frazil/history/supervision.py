@@ -1,6 +1,5 @@
-"""Records actions of supervisors and users on a stream, in two objects next to its history.
-
-An object is read, extended and written back, so two concurrent writes may lose an action.
+"""Records actions of supervisors and users on a stream, in two objects next to its history. An object is read, extended
+and written back, so two concurrent writes may lose an action.
 """
 
 from __future__ import annotations

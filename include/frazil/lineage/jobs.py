@@ -1,7 +1,5 @@
-"""Reports runs of batch jobs to OpenLineage: START, then COMPLETE or FAIL.
-
-A thread sends the events, and only the end of the process waits for it. If the backend is down, START is sent with the
-run's end event, or both are lost.
+"""Reports runs of batch jobs to OpenLineage: START, then COMPLETE or FAIL. A thread sends the events, and only the end
+of the process waits for it. If the backend is down, START is sent with the run's end event, or both are lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Writes the Data Docs, which need no network: one page per gate run, and an index.
-
-<docs>/index.html links to the newest runs, <docs>/runs.jsonl has one line per run and is the source of the index,
-and <docs>/<table>/<partition>-<time>.html is the page of one run.
+"""Writes the Data Docs, which need no network: one page per gate run, and an index. <docs>/index.html links to the
+newest runs, <docs>/runs.jsonl has one line per run and is the source of the index, and
+<docs>/<table>/<partition>-<time>.html is the page of one run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Derives a table's signals: the feeding streams, the complete windows, and their row counts.
-
-An assessment reads markers and the summaries of commits since the last signal, and manifests only if these do not
-suffice. Rows are counted, and gates run, only for windows that are signalled.
+"""Derives a table's signals: the feeding streams, the complete windows, and their row counts. An assessment reads
+markers and the summaries of commits since the last signal, and manifests only if these do not suffice. Rows are
+counted, and gates run, only for windows that are signalled.
 """
 
 from __future__ import annotations
@@ -94,10 +93,9 @@ class Assessment:
 
 
 def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
-    """Assess the table that these declared streams feed, with at most `limit` complete windows.
-
-    Returns None if the table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost,
-    SpecError if the table is named like a template's but was created elsewhere, and `translate_catalog_errors`.
+    """Assess the table that these declared streams feed, with at most `limit` complete windows. Returns None if the
+    table does not exist, or if its windows never complete. Raises MarkerUnreadable, TableLost, SpecError if the table
+    is named like a template's but was created elsewhere, and `translate_catalog_errors`.
     """
     if specs[0].window is None:
         return None
@@ -123,10 +121,9 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
 def assess_group(
     catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the tables that a route's template created, except those that the declaration names.
-
-    Without `reopened`, late rows are not searched, and only tables that may have a complete window are loaded. A table
-    that cannot be read is logged and left out; if none can be read, its error is raised.
+    """Assess the tables that a route's template created, except those that the declaration names. Without `reopened`,
+    late rows are not searched, and only tables that may have a complete window are loaded. A table that cannot be read
+    is logged and left out; if none can be read, its error is raised.
     """
     route = spec.route
     if route is None or spec.window is None:
@@ -470,9 +467,8 @@ class WindowStatus:
 
 
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day; with hourly windows, a day means all of its hours.
-
-    Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
+    """Return the status of an hour or a day; with hourly windows, a day means all of its hours. Raises SpecError if the
+    key is not a window of the table, and the errors of `assess_table`.
     """
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])

@@ -1,7 +1,6 @@
-"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision.
-
-Each append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a
-route's template are a group, named like the template, and share the numbers of signals.
+"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
+append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
+template are a group, named like the template, and share the numbers of signals.
 """
 
 from __future__ import annotations
@@ -156,9 +155,8 @@ class Append(NamedTuple):
 
 
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
-    """Append the signals of a table, or of several of a group, and move the cursors, in one commit.
-
-    Returns False, without an append, if a cursor or the group's number moved. Raises the errors of `commit_snapshot`.
+    """Append the signals of a table, or of several of a group, and move the cursors, in one commit. Returns False,
+    without an append, if a cursor or the group's number moved. Raises the errors of `commit_snapshot`.
     """
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)

@@ -19,4 +19,4 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Commits all changes, or none, and returns new metadata, if known. Only CommitFailedException changed nothing."""
+"""Commits all changes or none. After any error but CommitFailedException, the outcome is unknown."""
