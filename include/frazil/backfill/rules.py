@@ -197,7 +197,7 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
         if (
             summary
             and summary.get("frazil.stream") == stream
-            and summary.get("frazil.operation") in frozenset({"reset", "adopt", "forget"})
+            and summary.get("frazil.operation") in {"reset", "adopt", "forget"}
         ):
             break
     raise StaleBatch(

@@ -28,6 +28,7 @@ READ_ATTEMPTS = 2
 """Number of attempts to read. A writer that takes over may delete objects after a reader has listed them."""
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(Part)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
+_OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
 
 
 class ActionLog(StrEnum):
@@ -203,13 +204,6 @@ def _parse_points(value: Mapping[str, Any]) -> Iterable[Point]:
     known_columns = [(index, name) for index, name in enumerate(value["columns"]) if name in _COLUMNS]
     for row in value["points"]:
         numbers = {name: row[index] for index, name in known_columns}
-        if not all(
-            isinstance(n, int)
-            or (
-                n is None
-                and name in frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
-            )
-            for name, n in numbers.items()
-        ):
+        if not all(isinstance(n, int) or (n is None and name in _OPTIONAL) for name, n in numbers.items()):
             raise TypeError("a point has a value that is not an integer")
         yield Point(**numbers)

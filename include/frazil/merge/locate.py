@@ -44,7 +44,7 @@ class KeyIndex:
             name: _min_max(array)
             for name, array in columns.items()
             if len(array)
-            and bool(pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_date(array.type))
+            and (pa.types.is_integer(array.type) or pa.types.is_string(array.type) or pa.types.is_date(array.type))
         }
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 

@@ -106,6 +106,7 @@ def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
     hidden = [*spec.sensitive.dropped, *(tuple(name.split(".")) for name in spec.sensitive.kept)]
     schema, former = table.schema(), parse_former_columns(table.properties)
     columns = {path[0] for path in hidden} | {find_current_name(schema, former.get(path[0])) for path in hidden}
+    columns.discard(None)
     return [*hidden, *((name,) for name, field in former.items() if find_current_name(schema, field) in columns)]
 
 

@@ -31,10 +31,7 @@ _STORAGE_MODULES = {
 _DENIED_CODES = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
-_MISCONFIGURATION_PREFIXES = (
-    *("Config", "Invalid", "NoRegion", "ParamValidation"),
-    *("ProfileNotFound", "Unknown", "Unsupported"),
-)
+_MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
 """Of the names of botocore's configuration errors, which a retry cannot fix."""
 _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
@@ -148,7 +145,7 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
     """Translate an error of Glue's client other than AWS's response."""
     if half_configured:
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
-    if type(error).__name__.startswith(_MISCONFIGURATION_PREFIXES):
+    if type(error).__name__.startswith(_MISCONFIGURED):
         return configuration_error(catalog, error)
     # Includes missing credentials, which occur while a host's metadata service does not respond.
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
