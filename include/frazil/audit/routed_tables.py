@@ -250,7 +250,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows in another table than the route sends them to now, or an earlier declaration did (`counts`)."""
+    """Report rows in another table than the route sends them to; `counts` shows if an earlier one may have."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:

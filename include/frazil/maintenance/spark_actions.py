@@ -158,7 +158,7 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files whose data files are gone, all of which Iceberg would not find. Returns how many."""
+        """Remove delete files whose data files are gone, of which Iceberg misses some. Returns how many."""
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()

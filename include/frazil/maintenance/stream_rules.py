@@ -206,7 +206,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:
-    """Return the seconds without a writer: 0 if one runs or is paused, None if unknown, infinite if given up."""
+    """Return the seconds without a writer: 0 if the stream is paused, None if unknown, infinite if given up."""
     ended_at_ms = state.writer.ended_at_ms
     if state.alive or state.desired == "paused":
         return 0
