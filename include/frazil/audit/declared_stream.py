@@ -15,11 +15,12 @@ from frazil.spec.model import StreamSpec
 def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_source: bool) -> Audit:
     """Audit the commits of a period, or all; `with_source` also compares them with Kafka's records."""
     tables, signals = open_read_only(spec).tables, spec.window is not None
-    if spec.mode == "upsert":
+    sinks = spec.sinks
+    if sinks.mode.replaces_rows:
         from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
-    if spec.dedupe is not None:
+    if sinks.mode.drops_repeats:
         result = audit_stream(
             tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
         )
@@ -33,12 +34,17 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
-    named = {*spec.route.tables.values()} if spec.route else ()
     place = None
-    if with_source and spec.route:
+    if with_source and sinks.can_follow:
         from frazil.audit.source_records import records_by_table
 
         place = partial(records_by_table, spec, tables)
     return audit_stream(
-        tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
+        tables,
+        coordinates=spec.coordinates,
+        window=window,
+        ask_kafka=ask,
+        named=sinks.named,
+        place=place,
+        signals=signals,
     )

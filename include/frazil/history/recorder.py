@@ -143,7 +143,14 @@ class Recorder:
 
     def _measure_batch(self, at_ms: int, batch: BatchCommitted) -> Point:
         merge_ms, self._merge_ms = self._merge_ms, 0
-        point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
+        point = Point(
+            at_ms,
+            watermark_ms=batch.marker.watermark_ms,
+            interval_ms=self._interval_ms,
+            cpu_ms=batch.cost.cpu_ms,
+            writes=batch.cost.writes,
+            reads=batch.cost.reads,
+        )
         if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return point
         return dataclasses.replace(
@@ -162,7 +169,7 @@ class Recorder:
         """Return the kind and sentence of an event; None if the history does not show it."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
-                return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"
+                return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
             case events.RecordsSkipped(lost=lost):
                 return EventKind.SKIP, f"Kafka's retention deleted unread records, which are skipped: {lost}"
             case events.StallBegan(stall=stall):

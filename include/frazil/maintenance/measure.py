@@ -39,7 +39,6 @@ from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.made_tables import get_routing_value
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
 
@@ -58,12 +57,8 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table
-    for spec in maintained.streams:
-        route = spec.route
-        if route is None or maintained.identifier in route.tables.values():
-            return table
-        if get_routing_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
-            return table
+    if any(spec.sinks.owns(maintained.identifier, table.properties) for spec in maintained.streams):
+        return table
     raise NotMadeByRoute(
         f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
         "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "
@@ -123,7 +118,7 @@ def _measure_table(
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
         deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
-        merged=any(spec.mode == "upsert" for spec in watched),
+        merged=any(spec.sinks.mode.replaces_rows for spec in watched),
     )
 
 
@@ -190,7 +185,7 @@ class _AddedFile:
 def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_AddedFile]]:
     """Return the data files that each of a stream's newest batches added."""
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
-    if kind is TableKind.MAIN and spec.mode == "upsert":
+    if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         return [_files_added_by(snapshot, table) for snapshot, _ in newest]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"

@@ -76,16 +76,18 @@ class TableSignals:
         """Return the signals of another table, as of the same time."""
         if self.at is None:
             return TableSignals(table, None, 0, None)
-        raw = json.loads(self.at.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
-        return TableSignals(table, *_read_cursor(self.at, table), self.at, raw.get("group"), raw.get("since", 0))
+        return TableSignals(table, *_read_cursor(self.at, table), self.at, *_read_group(self.at, table))
 
     def members(self) -> list[TableSignals]:
         """Return the signals of each table of this group; for a table, only its own."""
         if self.at is None or VALUE not in self.table:
             return [self]
-        own = [name for name in self.at.properties if name.startswith(CURSOR_PROPERTY_PREFIX)]
-        found = (self.for_table(name.removeprefix(CURSOR_PROPERTY_PREFIX)) for name in own)
-        return [one for one in found if one.group == self.table]
+        before, _, after = self.table.partition(VALUE)
+        prefix = CURSOR_PROPERTY_PREFIX + before
+        # Only these are read, so that an unreadable cursor of another table does not matter.
+        own = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
+        names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in own]
+        return [self.for_table(name) for name in names if _read_group(self.at, name)[0] == self.table]
 
     def event_key(self, signal: Signal) -> str:
         """Return the partition key of a signal's event. In a group's events, the table follows the window."""
@@ -221,6 +223,16 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
             f"the property {CURSOR_PROPERTY_PREFIX + table!r} of table {SIGNALS_TABLE} is not a cursor ({error!r}): it "
             "was edited by hand. Restore it"
         ) from error
+
+
+def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
+    """Return a table's group, and the number of its last signal before it joined the group. Raises MarkerUnreadable."""
+    try:
+        raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
+        return raw.get("group"), raw.get("since", 0)
+    except (ValueError, AttributeError):  # its group is unknown
+        _read_cursor(signals, table)
+        raise
 
 
 def _cursor_text(append: Append, number: int, token: str) -> str:

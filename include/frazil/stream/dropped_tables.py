@@ -27,7 +27,7 @@ from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import extract_value, may_have_created, value_property
+from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
 from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
 from frazil.table.lost import find_remains, registration_command
@@ -57,10 +57,9 @@ def find_dropped_tables(
     spec: StreamSpec, tables: StreamTables, loaded: Mapping[Target, Table] | None = None
 ) -> list[DroppedTable]:
     """Return the route's tables that were dropped or renamed, by name; with `loaded`, also the replaced ones."""
-    if spec.route is None:
+    if not (sinks := spec.sinks).can_follow:
         return []
-    declared = set(spec.route.tables.values())
-    names = {n for n in list_recorded_tables(tables) if n in declared or may_have_created(spec.route, n)}
+    names = set(filter(sinks.may_include, list_recorded_tables(tables)))
     if not names:
         return []
     catalog = tables.main.current().catalog
@@ -70,7 +69,7 @@ def find_dropped_tables(
     members = run_in_parallel(lambda name: read_table_record(tables, name), read)
     found = []
     for member in members:
-        if member is None or not route_includes(spec, member):
+        if member is None or not sinks.includes(member.target, member.value):
             continue
         replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
         if member.target in gone or replacement is not None:
@@ -142,7 +141,7 @@ def find_lagging_and_dropped_tables(
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
     member = read_table_record(tables, target)
-    if member is None or not route_includes(spec, member):
+    if member is None or not spec.sinks.includes(member.target, member.value):
         return {}
     try:
         replacement = _find_replacement(tables.main.current().catalog, member, {})
@@ -153,16 +152,6 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
     return {
         target: DroppedTable(target, describe_dropped_table(spec, tables, member, replacement), TableAbsence.REPLACED)
     }
-
-
-def route_includes(spec: StreamSpec, member: RoutedTableRecord) -> bool:
-    """Return whether the declared route includes this table. Pure."""
-    route = spec.route
-    if route is None or member.target in route.tables.values():
-        return route is not None
-    if member.value is None or member.value in route.tables:
-        return False
-    return route.makes(member.value, member.target)
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
@@ -176,9 +165,8 @@ def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) ->
 
 
 def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
-    route = spec.route
-    unknown = route is not None and member.value is None and may_have_created(route, member.target)
-    return unknown or route_includes(spec, member)
+    unknown = member.value is None and spec.sinks.matches_template(member.target)
+    return unknown or spec.sinks.includes(member.target, member.value)
 
 
 def describe_dropped_table(
@@ -264,7 +252,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the route value for which a table was created, if any. Raises SpecError if it is unknown."""
-    if spec.route is not None and identifier in spec.route.tables.values():
+    if identifier in spec.sinks.named:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
@@ -281,5 +269,5 @@ def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))
         if found
     ]
-    known.append(None if spec.route is None else extract_value(spec.route, identifier))
+    known.append(spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

@@ -31,6 +31,8 @@ class RecordCounts:
     read: int = 0
     written: int = 0
     """After a shuffle, whose writers start when all records are read; otherwise 0."""
+    delay_s: float = 0.0
+    """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +46,18 @@ class ProgressFolder:
     attempt: int = 0
     """The batch's attempt, to tell files of late tasks apart; for a merge, its start (ms since 1970)."""
 
-    def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
-        """Write how many records a task has read or, if `writer_task_name` names it, written."""
+    def write(self, task: str, *, epoch: int, batch: int, records: int, delay_s: float = 0.0) -> None:
+        """Write how many records a task has read or, if `writer_task_name` names it, written. A quota of Kafka's
+        brokers delays each of its fetches by `delay_s` seconds.
+        """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
-        self._put(task, value)
+        self._put(task, {**value, "delay-s": delay_s})
 
     def write_merged(self, task: int, *, rows: int) -> None:
         """Write how many rows a merge task has read from the table's files and the changes."""
         self._put(f"{_MERGE}{task}", {"attempt": self.attempt, "rows": rows})
 
-    def _put(self, task: str, value: Mapping[str, int]) -> None:
+    def _put(self, task: str, value: Mapping[str, float]) -> None:
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
@@ -68,18 +72,19 @@ class ProgressFolder:
 
     def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return what the newest attempt of a batch has read and written so far."""
-        read, written, newest = 0, 0, -1
+        read, written, newest, delay_s = 0, 0, -1, 0.0
         for task, value in self._read_files():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
             if attempt > newest:
-                newest, read, written = attempt, 0, 0
+                newest, read, written, delay_s = attempt, 0, 0, 0.0
             if task.startswith(_WRITE):
                 written += value["records"]
             else:
                 read += value["records"]
-        return RecordCounts(read, written)
+            delay_s = max(delay_s, value.get("delay-s", 0.0))
+        return RecordCounts(read, written, delay_s)
 
     def _read_files(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
         store = open_store(self.location, self.io)

@@ -317,10 +317,9 @@ class Epoch:
         return runner.marker
 
     def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
-        behind = runner.route is not None and runner.route.behind
         if self.stopping.is_set():
             return True
-        if behind or self.goal is None:
+        if runner.route.behind or self.goal is None:
             return False
         return all(runner.marker.offsets.get(tp, 0) >= end or stays_unread(tp) for tp, end in self.goal.items())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
@@ -11,7 +11,8 @@ from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, may_have_created, value_property
+from frazil.spec.route import value_property
+from frazil.spec.sinks import Sinks
 from frazil.table.catalogs import explain_table_error, list_table_names
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import run_in_parallel
@@ -29,19 +30,15 @@ def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = 
     return dataclasses.replace(declared, identifier=identifier, location=None, properties=properties)
 
 
-def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
+def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
     """Return the sorted identifiers that match the route's template."""
-    if route.template is None:
+    if sinks.template is None:
         return []
-    found = list_table_names(catalog, route.template.rpartition(".")[0])
-    return sorted(identifier for identifier in found if may_have_created(route, identifier))
+    return sorted(filter(sinks.matches_template, list_table_names(catalog, sinks.template.rpartition(".")[0])))
 
 
-def load_route_tables(
-    catalog: Catalog, route: Route, *, stream: str, names: Iterable[str] | None = None
-) -> dict[str, Table]:
+def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
     """Load the existing tables (`names`, or all) that a route lists or its template created."""
-    declared = set(route.tables.values())
 
     def load(identifier: str) -> Table | None:
         try:
@@ -50,15 +47,8 @@ def load_route_tables(
             return None
         except ForbiddenError as error:
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
-        value = get_routing_value(table.properties, identifier, route, stream=stream)
-        return table if identifier in declared or value is not None else None
+        return table if sinks.owns(identifier, table.properties) else None
 
-    names = sorted({*declared, *list_matching_names(catalog, route)} if names is None else names)
+    names = sorted({*sinks.named, *list_matching_names(catalog, sinks)} if names is None else names)
     loaded = run_in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
-
-
-def get_routing_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """Return the routing value for which the template created a table, if it did."""
-    value = properties.get(value_property(stream))
-    return value if value is not None and route.template and route.derive_table_name(value) == identifier else None

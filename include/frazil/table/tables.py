@@ -62,6 +62,7 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if rows of the declared schema no longer fit both tables."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
+        _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
@@ -70,7 +71,7 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
-    if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
+    if spec.sinks.mode.replaces_rows and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
             f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "
@@ -106,6 +107,15 @@ def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> T
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
     """Evolve a loaded table to its declaration, if safe. Raises SchemaIncompatible."""
+    _check_format_version(table)
+    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
+    for name, folder in folders.items():
+        if problem := find_path_problem(folder):
+            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
+    return evolve_to(table, declared, stream)
+
+
+def _check_format_version(table: Table) -> None:
     version = table.metadata.format_version
     if version != FORMAT_VERSION:
         upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
@@ -113,11 +123,6 @@ def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) ->
             f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes version "
             f"{FORMAT_VERSION}: {upgrade if version < FORMAT_VERSION else 'write to a new table'}"
         )
-    folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
-    for name, folder in folders.items():
-        if problem := find_path_problem(folder):
-            raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
-    return evolve_to(table, declared, stream)
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
