@@ -16,8 +16,7 @@ from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, TableHealth
-from frazil.maintenance.load import NotMadeByRoute
-from frazil.maintenance.measure import measure
+from frazil.maintenance.measure import NotMadeByRoute, measure
 from frazil.maintenance.routed import find_template_tables
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import (
