@@ -415,6 +415,26 @@ def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_
         list(ranges)
 
 
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_a_damaged_batch_is_neither_read_nor_taken_for_a_gap(
+    reader: str, kafka: EmbeddedKafka, topic: TopicFactory, codec: str
+) -> None:
+    """See confluentinc/librdkafka#1056: unless told to check them, the client returns the records of such a batch."""
+    name = topic()
+    for first in (0, 10, 20):
+        produce(kafka, name, map(event, range(first, first + 10)), **{"compression.type": codec})
+    (log,) = (kafka.folder / "data").glob(f"{name}-0/*.log")
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(b'{"id": 10') + 7)  # in the second batch
+        file.write(b"7")
+    kind = ColumnReader if reader == "columns" else MessageReader
+    with (
+        kind({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 30)]) as ranges,
+        pytest.raises(KafkaUnavailable, match=rf"{name}\[0\] at 10: a batch of records is damaged: .* leader"),
+    ):
+        list(ranges)
+
+
 def test_a_batch_of_a_hundred_megabytes_is_read(reader: str, kafka: EmbeddedKafka, topic: TopicFactory) -> None:
     """The client needs up to three times the bytes; compressed, the batch has four kilobytes."""
     name, of_producer = topic(), {"message.max.bytes": 1_000_000_000, "batch.size": 500_000_000}

@@ -52,12 +52,14 @@ DEFAULT_PROPERTIES = {
     "fetch.queue.backoff.ms": "5",
     "queued.max.messages.kbytes": "32768",
     "log_level": "2",
+    "check.crcs": "true",
     MAX_BYTES_PROPERTY: "300000000",
 }
 """Defaults that users can override.
 
-By default, librdkafka waits a whole second once its queue is full, and logs twenty lines per second for failed
-connections. frazil's error message quotes the last error instead. librdkafka's buffer for a zstd batch triples until it
+By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a whole second once its
+queue is full, and logs twenty lines per second for failed connections. frazil's error message quotes the last error
+instead. librdkafka's buffer for a zstd batch triples until it
 reaches `MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits. Other batches do not need this memory.
 """
 
@@ -79,6 +81,8 @@ _MISSING_OFFSET_ERRORS = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
+_DAMAGED_BATCH = "CRC32C"
+"""In librdkafka's text if a batch does not have its checksum. The error's code is that of a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -252,6 +256,11 @@ class RangeReader(ABC):
             self._positions[index] = max(self._positions[index], min(offset, self._ends[index]))
             if offset >= self._ends[index]:
                 self._finish_ranges([index])
+        elif _DAMAGED_BATCH in text:
+            raise KafkaUnavailable(
+                f"{place[0]}[{place[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
+                "replica with a valid copy the leader. If there is none, `frazil reset` moves the stream past it"
+            )
         elif code in _MISSING_OFFSET_ERRORS:
             raise self._offset_gap(self._ranges[index], int(self._positions[index]))
         else:

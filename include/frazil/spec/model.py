@@ -24,6 +24,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
+from frazil.spec.sinks import Sinks
 from frazil.spec.source import Source
 from frazil.spec.upsert import Delete, MergeMode
 from frazil.spec.values import (
@@ -295,7 +296,17 @@ class StreamSpec(Model):
     @property
     def dead_letter_table(self) -> str:
         """Identifier of the stream's dead-letter table."""
-        return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
+        return self.sinks.fenced
+
+    @property
+    def sinks(self) -> Sinks:
+        """The tables to which the stream writes, and how."""
+        return Sinks.of(self, decides=self.table.identifier)
+
+    @property
+    def signal_name(self) -> str:
+        """The name under which the table's windows are signalled."""
+        return self.table.identifier
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
@@ -317,7 +328,7 @@ class StreamSpec(Model):
     @property
     def max_records(self) -> int:
         """Maximum number of records in one batch."""
-        if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
+        if self.sinks.mode.replaces_rows and "max_records" not in self.commit.model_fields_set:
             return MAX_UPSERT_RECORDS
         return self.commit.max_records
 

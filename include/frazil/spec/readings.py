@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
                 what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
-    read: dict[FieldPath, str] = {}
+    read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in spec.record_columns}
     for column in spec.record_columns:
         if column.name in spec.beside_value or column.name == spec.rest:
@@ -39,15 +40,17 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(f"{place}.{column.name}.from", column.from_, reason)
         for key, value, reason in _find_conversion_problems(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
-        for path, other in read.items():
-            outer = by_name[other] if len(path) < len(column.path) else column
-            if _paths_overlap(path, column.path, spec.source.format.type) and not (
-                len(path) != len(column.path) and _is_readable_json_text(spec, outer)
+        own = column.path
+        neighbours = read[own[0]]
+        for path, other in neighbours.items():
+            outer = by_name[other] if len(path) < len(own) else column
+            if _paths_overlap(path, own, spec.source.format.type) and not (
+                len(path) != len(own) and _is_readable_json_text(spec, outer)
             ):
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
                 yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
-        read[column.path] = column.name
+        neighbours[own] = column.name
 
 
 def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:

@@ -692,7 +692,7 @@ def fate(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> An
     return repr({**main[offset], "kafka_offset": at}) if offset in main else sorted(dead[offset])
 
 
-@settings(max_examples=max(20, settings().max_examples // 4))
+@settings(max_examples=max(10, settings().max_examples // 4))
 @given(layouts, st.lists(records, min_size=1, max_size=6))
 @example(("decimal(38,0)", "truncate(10, x)", True), [Record(b'{"ts":"2024-01-01T00:00:00Z","x":-%d}' % int(NINES))])
 def test_each_record_lands_once_by_value_whatever_stands_beside_it(
