@@ -30,7 +30,7 @@ from frazil.operations.overview import ActiveAlert
 from frazil.operations.table_view import TableView, WindowRun, route_problems, table_health
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import find_signal_name, view_from_table
+from frazil.spec.routed_stream import view_from_table
 from frazil.spec.units import format_duration
 
 
@@ -106,7 +106,7 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
 
 def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
     """Read the runs that windows of a table have started since the begin of the calendar, by the window's key."""
-    signals, since = find_signal_name(spec), datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
+    signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
     found = read_window_runs(signals, since=since)
     if signals == spec.table.identifier:
         return found
