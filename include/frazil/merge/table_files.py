@@ -19,7 +19,7 @@ from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
-from pyiceberg.types import ListType, LongType, MapType, StringType
+from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
@@ -184,6 +184,7 @@ class DataFileReader:
             if wanted.field_id in physical.field_ids:
                 continue
             if (text := self.constants.get(wanted.field_id)) is not None:
+                assert isinstance(wanted.field_type, PrimitiveType)
                 fields[place] = wanted.model_copy(update={"required": False})
                 value: Any = from_bytes(wanted.field_type, base64.b64decode(text))
                 is_uuid, kind = isinstance(value, uuid.UUID), schema_to_pyarrow(wanted.field_type)
