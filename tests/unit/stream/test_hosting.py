@@ -146,7 +146,7 @@ def test_a_kafka_client_is_shared_and_ends_with_the_last_writer_that_uses_it() -
 def test_one_thread_folds_the_records_of_all_streams_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "FOLD_INTERVAL_S", 0.0)
     monkeypatch.setattr(hosting, "POLL_INTERVAL_S", 0.001)
-    folded = {"a": 0, "b": 0}
+    folded, before = {"a": 0, "b": 0}, {*threading.enumerate()}
 
     def fold_a() -> None:
         folded["a"] += 1
@@ -160,12 +160,14 @@ def test_one_thread_folds_the_records_of_all_streams_again_and_again(monkeypatch
         foldings.add(fold_a)
         eventually(lambda: folded["a"] > 2)
     assert folded["b"] == 1, "it left"
+    eventually(lambda: before.issuperset(threading.enumerate()))
 
 
 def test_a_stream_of_its_own_folds_its_records_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "FOLD_INTERVAL_S", 0.0)
-    folded = []
+    folded, before = [], {*threading.enumerate()}
     monkeypatch.setattr(RecordFolding, "fold", lambda _: folded.append(1))
     spec: Any = None
     with RecordFolding(spec, lambda _: None):
         eventually(lambda: len(folded) > 2)
+    eventually(lambda: before.issuperset(threading.enumerate()))
