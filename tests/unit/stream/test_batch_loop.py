@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,3 +178,26 @@ def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch
 )
 def test_the_planner_is_asked_often_for_the_interval_and_seldom_for_a_quiet_stream(interval_s: float, seconds: float):
     assert planning_interval_s(interval_s) == seconds
+
+
+@pytest.mark.parametrize(("max_polling_s", "interval_s"), [(1.0, 60.0), (5.0, 55.0)])
+def test_batches_start_earlier_only_where_the_planner_asks_seldom(
+    monkeypatch: pytest.MonkeyPatch, max_polling_s: float, interval_s: float
+):
+    monkeypatch.setattr(batch_loop, "target_file_bytes", lambda _: 1)
+    minute = timedelta(minutes=1)
+    spec = SimpleNamespace(
+        name="s",
+        source=SimpleNamespace(reads=("t",)),
+        commit=SimpleNamespace(interval=minute, longest_interval=minute, size=None),
+        watermark=SimpleNamespace(idle_timeout=minute),
+        resources=SimpleNamespace(cores=1),
+        max_records=1,
+    )
+    tables = SimpleNamespace(main=SimpleNamespace(current=lambda: None))
+    loop: Any = SimpleNamespace(
+        runner=SimpleNamespace(spec=spec, tables=tables, run_folder="runs"),
+        hosting=SimpleNamespace(max_polling_s=max_polling_s),
+        drain=False,
+    )
+    assert BatchLoop._planner_settings(loop).policy.interval_s == interval_s
