@@ -206,7 +206,8 @@ def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
         try:
             return connection.sql(query).to_arrow_table().schema
         except duckdb.Error as error:
-            raise SpecError(f"transform: {where}: {_first_line(error)}") from None
+            reason = str(error).strip().split("\n", maxsplit=1)[0]
+            raise SpecError(f"transform: {where}: {reason}") from None
 
     bound("WHERE", kept_records_query(found))
     source = unnest_query(found, kept_records_query(found))
@@ -217,10 +218,6 @@ def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
         types[column.name] = type_text(schema.field(0).type)
     bound("SELECT", full_query(found))
     return types
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 class _Checker:
