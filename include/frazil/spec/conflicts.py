@@ -158,8 +158,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
-            listed, mine, its = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
-            if shared := sorted(topic for topic in listed if topic in mine and topic in its):
+            listed, own, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
+            if shared := sorted(topic for topic in listed if topic in own and topic in theirs):
                 yield (
                     f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
                     f"in {other_path}, so every record would land twice; read it in only one of them"
