@@ -110,9 +110,7 @@ def try_expression(expression: str) -> str:
 
 
 def kept_records_query(transform: Transform) -> str:
-    """Return a query for the records that meet the WHERE conditions: each is evaluated only if those before it are
-    true.
-    """
+    """Return a query for records that meet all conditions. None is evaluated after a false one."""
     if not transform.where:
         return "SELECT * FROM records"
     condition = where_condition(transform)

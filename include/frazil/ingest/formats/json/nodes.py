@@ -73,9 +73,7 @@ field, FOLLOWING its field after this one, and SEEN the number of the last objec
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record. A node's domain numbers its entries: rows, or elements of a list or
-    map.
-    """
+    """The nodes of a schema; node 0 is the record. A domain numbers rows, or elements of a list or map."""
 
     table: Numbers
     lists: Numbers
