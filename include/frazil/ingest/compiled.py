@@ -287,9 +287,7 @@ def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
 def call_with_outputs(
     _: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer
 ) -> Any:
-    """Call the C function `int f(void *, size_t, void **, void **, size_t *)`, which stores three int64 outputs at
-    `to`.
-    """
+    """Call the C function `int f(void *, size_t, void **, void **, size_t *)`. Its outputs are stored at `to`."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         word = ir.IntType(64)

@@ -79,11 +79,7 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return a map and an array with which the range of a topic-partition is looked up.
-
-    The map gives a topic's position of partition 0 in the array, and its number of elements. The array has the index of
-    each partition's range, or -1.
-    """
+    """Return each topic's first element and size in an array; and the array: the index of each range, or -1."""
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
@@ -100,9 +96,7 @@ class RangeReader(ABC):
     notice: str | None = None
     """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
-    """Called after each fetch with the number of records that were read, but are not in a chunk yet; and the delay (s)
-    of each fetch by a quota.
-    """
+    """Called after each fetch with the number of records read but not in a chunk yet, and a quota's delay (s)."""
 
     def __init__(
         self,
@@ -173,9 +167,7 @@ class RangeReader(ABC):
         return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Store by how many milliseconds a broker's quota delays the next fetch. Keep the maximum since the last
-        progress: the quota does not delay responses to other requests, such as for metadata.
-        """
+        # The maximum since the last progress: a quota does not delay responses to other requests, such as for metadata.
         self._throttled_s = max(self._throttled_s, milliseconds / 1000)
         if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")

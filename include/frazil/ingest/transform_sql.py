@@ -110,9 +110,7 @@ def try_expression(expression: str) -> str:
 
 
 def kept_records_query(transform: Transform) -> str:
-    """Return a query for the records that meet the WHERE conditions: each is evaluated only if those before it are
-    true.
-    """
+    """Return a query for records that meet all conditions. None is evaluated after a false one."""
     if not transform.where:
         return "SELECT * FROM records"
     condition = where_condition(transform)
@@ -206,7 +204,8 @@ def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
         try:
             return connection.sql(query).to_arrow_table().schema
         except duckdb.Error as error:
-            raise SpecError(f"transform: {where}: {_first_line(error)}") from None
+            reason = str(error).strip().split("\n", maxsplit=1)[0]
+            raise SpecError(f"transform: {where}: {reason}") from None
 
     bound("WHERE", kept_records_query(found))
     source = unnest_query(found, kept_records_query(found))
@@ -217,10 +216,6 @@ def _bind_types(connection: Any, found: Transform) -> dict[str, str]:
         types[column.name] = type_text(schema.field(0).type)
     bound("SELECT", full_query(found))
     return types
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 class _Checker:

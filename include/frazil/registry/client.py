@@ -145,19 +145,16 @@ class SchemaRegistry:
             _evict_oldest(self._known, MAX_SCHEMAS)
 
     def _fetch_or_unknown(self, schema_id: int) -> SchemaText | UnknownSchema:
-        try:
-            return self._fetch_schema(schema_id)
-        except UnknownSchema as error:
-            return error
-
-    def _fetch_schema(self, schema_id: int) -> SchemaText:
         guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
         if schema_id <= 0 and guid is None:
-            raise UnknownSchema(f"{schema_id} is not a schema id")
+            return UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/guids/{guid}" if guid else f"/schemas/ids/{schema_id}")
         if answer is None:
-            raise UnknownSchema(f"the registry has no schema with {f'GUID {guid}' if guid else f'id {schema_id}'}")
-        return self._parse_schema(answer)
+            return UnknownSchema(f"the registry has no schema with {f'GUID {guid}' if guid else f'id {schema_id}'}")
+        try:
+            return self._parse_schema(answer)
+        except UnknownSchema as error:
+            return error
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}

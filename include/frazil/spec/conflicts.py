@@ -158,7 +158,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
-            if shared := _shared_topics(spec, other):
+            listed, own, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
+            if shared := sorted(topic for topic in listed if topic in own and topic in theirs):
                 yield (
                     f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
                     f"in {other_path}, so every record would land twice; read it in only one of them"
@@ -187,12 +188,6 @@ def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[s
     ):
         if mine != its:
             yield key, str(mine or "none"), str(its or "none")
-
-
-def _shared_topics(spec: StreamSpec, other: StreamSpec) -> list[str]:
-    """Return the topics that both streams read and at least one of them lists by name."""
-    mine, its = spec.source.reads, other.source.reads
-    return sorted(topic for topic in {*spec.source.topics, *other.source.topics} if topic in mine and topic in its)
 
 
 def _split_servers(spec: StreamSpec) -> set[str]:

@@ -1,6 +1,4 @@
-"""Turns pydantic's errors into sentences for the author of the YAML file: key, value, allowed values, and a
-suggestion.
-"""
+"""Turns pydantic's errors into sentences for the author of the YAML file."""
 
 from __future__ import annotations
 

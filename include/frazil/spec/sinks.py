@@ -80,9 +80,7 @@ class Sinks:
         return self.route.name if self.route and self.route.by == "field" else None
 
     def matches_template(self, identifier: str) -> bool:
-        """Return whether a table's name matches the template. Only the table's properties show whether the template
-        created it.
-        """
+        """Return whether a table's name matches the template. Its properties show whether that created it."""
         before, found, after = (self.template or "").partition(VALUE)
         longer = len(identifier) > len(before) + len(after)
         return bool(found) and longer and identifier.startswith(before) and identifier.endswith(after)

@@ -30,9 +30,7 @@ _SIZE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)")
 
 
 def format_count(number: int, noun: str, verb: str = "") -> str:
-    """Format a number with its noun: `1 row`, `3 batches`. With a verb (`is
-    are`): `1 row is`, `2 rows are`.
-    """
+    """Format a number with its noun: `3 batches`. With the verb `is|are`: `1 row is`, `2 rows are`."""
     plural = "es" if noun.endswith(("ch", "sh")) else "s"
     singular_verb, _, plural_verb = verb.partition("|")
     words = noun if number == 1 else f"{noun}{plural}"

@@ -1,6 +1,4 @@
-"""Reads YAML by the rules of YAML 1.2: `on` and `no` are strings, times are strings, and a duplicate key is an
-error.
-"""
+"""Reads YAML by version 1.2: `on`, `no` and times are strings. A duplicate key is an error."""
 
 from __future__ import annotations
 

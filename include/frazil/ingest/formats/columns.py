@@ -18,9 +18,7 @@ from frazil.ingest.formats.json.words import ROOM, USED, Memory, copy_strings
 from frazil.ingest.schema_drift import Path
 
 TARGET_WORDS = 4 * 2**20
-"""Approximate memory for the records that are read together, in 64-bit words. Chunks with wide rows are read in
-parts.
-"""
+"""Approximate memory, in 64-bit words, for records that are read together."""
 MIN_RECORDS = 1024
 
 

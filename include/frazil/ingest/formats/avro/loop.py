@@ -145,9 +145,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 def write_decimal(
     negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
 ) -> int:
-    """Write a decimal, whose unscaled absolute value has two words, in the column's scale. Returns VALID or an error
-    code.
-    """
+    """Write a decimal with a magnitude of two words in the column's scale. Returns VALID or an error code."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, code.LIMIT_LOW])):
         return code.NOT_HELD

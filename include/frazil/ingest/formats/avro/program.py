@@ -121,9 +121,7 @@ class AvroProgram(LoopProgram):
         self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
-        """Add a writer schema, and return the first operation of its records. Raises TooLarge, and then adds
-        nothing.
-        """
+        """Add a writer schema, and return the first operation of its records. After TooLarge, nothing is added."""
         rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
         self._kept_types.append(written)  # `_skips` has ids of types, which must stay alive

@@ -1,6 +1,4 @@
-"""Finds in JSON records the fields that the schema does not have, and the columns that must become wider or
-optional.
-"""
+"""Finds fields of JSON records that the schema does not have, and columns that must become wider or optional."""
 
 from __future__ import annotations
 

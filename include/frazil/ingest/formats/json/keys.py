@@ -65,9 +65,7 @@ class DuplicateKeyFinder:
         return self._quoted is not None and all(plain.count(quoted) < 2 for quoted in self._quoted)
 
     def _find_duplicate(self, text: bytes) -> str | None:
-        """Return a name that certainly occurs twice as a key of a flat object, ignoring keys with space before the
-        colon.
-        """
+        """Return a key that certainly occurs twice in a flat object. Ignores keys with space before the colon."""
         count = text.count
         for name, key in self._keys:
             # `key` ends a string. If its first quotation mark is escaped, it is only the end of a longer key.

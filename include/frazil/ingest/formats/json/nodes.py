@@ -67,16 +67,13 @@ last index.
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array with parts that go to a REST. `lists` has
 HIDING names that must not go there, as start in `names` and length, from HIDDEN on.
 
-These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the first field of the
-struct in the last object, and FOLLOWING the field after this one there. SEEN is the number of the last object with
-this field.
+These change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's first
+field, FOLLOWING its field after this one, and SEEN the number of the last object with this field.
 """
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record. A node's domain numbers its entries: rows, or elements of a list or
-    map.
-    """
+    """The nodes of a schema; node 0 is the record. A domain numbers rows, or elements of a list or map."""
 
     table: Numbers
     lists: Numbers

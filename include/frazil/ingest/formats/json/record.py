@@ -63,9 +63,7 @@ class _Number(str):
 
 
 class _Entry(NamedTuple):
-    """A step into an entry of a map, whose key the parser's message does not name: the first entry with that
-    message.
-    """
+    """The first map entry whose value causes the parser's message. The message does not name its key."""
 
     decoders: list[Callable[[bytes], Any]]
     message: str

@@ -44,9 +44,7 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
 
 
 def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
-    """Return the parts of a value that fill a column; None if it takes the whole value. `hidden` are lower-case
-    paths.
-    """
+    """Return the parts of a value that fill a column; None for the whole value. `hidden` are lower-case paths."""
 
     def below(*names: str) -> list[Path]:
         return [path[1:] for path in hidden if len(path) > 1 and path[0] in names]

@@ -145,9 +145,7 @@ def _all_ordinary(eight: int) -> bool:
 
 @loop
 def string_end(b: Octets, p: int) -> tuple[int, bool]:
-    """Return the closing quotation mark (or NO) of the string whose content begins at `p`, and whether it has
-    escapes.
-    """
+    """Return the closing quotation mark (or NO) of a string whose content is at `p`, and whether it has escapes."""
     escaped = False
     last = len(b) - 8
     address = np.int64(b.ctypes.data)

@@ -95,9 +95,7 @@ class JsonTexts:
         rows: Sequence[int],
         path: str,
     ) -> pa.Array:
-        """Return the array with JSON texts filled in. Entry i comes from `parts[i]`, a field of the record
-        `rows[i]`.
-        """
+        """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
         mask = array.is_null() if array.null_count else None
         match kind := field.field_type:
             case iceberg.StructType():

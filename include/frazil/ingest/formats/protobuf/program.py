@@ -74,9 +74,7 @@ class ProtobufProgram(LoopProgram):
         """Always empty, because `JsonTexts` writes the columns of JSON text. The Avro decoder reads it."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message. Return the first operation of its records, or an error. Nothing is added on an error or
-        TooLarge.
-        """
+        """Add a message, and return its first operation. After an error or TooLarge, nothing is added."""
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
