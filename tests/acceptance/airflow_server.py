@@ -198,6 +198,7 @@ class _Server:
         from sqlalchemy import select
 
         from frazil.airflow.audits.findings import LAST_AUDITS_KEY
+        from frazil.airflow.health.tasks import ROUTED_TABLES_KEY
         from frazil.airflow.maintenance.due import CHECKS_KEY
 
         with create_session() as session:
@@ -207,6 +208,9 @@ class _Server:
                 .where(AssetModel.name == "frazil.health")
             )
             states = {key: json.loads(value) for key, value in found}
+        # It also remembers which tables of a route it measured last.
+        routed = {name: of for name, of in states.get(ROUTED_TABLES_KEY, {}).items() if of["beyond"]}
+        states |= {ROUTED_TABLES_KEY: routed}
         return {
             key: value
             for key, value in states.items()
