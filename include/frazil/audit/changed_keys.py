@@ -17,7 +17,7 @@ from frazil.merge.contract import MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
 
 MAX_LISTED_KEYS = 10
-"""In each list of `ChangedKeys`."""
+"""Maximum number of keys in each list of `ChangedKeys`."""
 
 Key = Mapping[str, Any]
 """Values by column, as stored: sensitive ones are hashes or tokens. Bytes are hexadecimal."""

@@ -26,7 +26,7 @@ from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import TopicPartition, offset_bitmap
 
 MAX_CLOCK_STEP_MS = 3_600_000
-"""By which a writer's clock may have stepped back."""
+"""Maximum time by which a writer's clock may have stepped back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class RemainingOffsets:
     first: int
     offsets: BitMap64
     cut: int | None = None
-    """Where the log was truncated, if it was: Kafka has other records from there on."""
+    """The truncation of the log, if any: Kafka has other records from there on."""
     dropped: BitMap64 = field(default_factory=BitMap64)
     """Records that the current transform drops."""
 
@@ -46,7 +46,7 @@ class Evidence:
     given_up: tuple[Span, ...] = ()
     """Committed offsets whose loss an operator accepted after a rollback."""
     given_up_epoch: int = 0
-    """Of the first reset that accepted such a loss."""
+    """Epoch of the first reset that accepted such a loss."""
     replayed: ByTopicId = field(default_factory=dict)
     """Dead letters that have become rows."""
     tables: str = "the table"

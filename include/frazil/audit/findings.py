@@ -68,7 +68,7 @@ class PartitionAudit:
     dead_letters: int
     """Includes those of earlier topics with the same name."""
     dropped: int = 0
-    """By the transform, according to the commit records."""
+    """Records that the transform dropped, according to the commit records."""
 
 
 @dataclass(frozen=True, slots=True)

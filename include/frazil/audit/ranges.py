@@ -29,11 +29,11 @@ class CommittedRange:
     selects: bool = False
     """Whether a backfill read only certain event times, so that other records are not missing."""
     dropped: int = 0
-    """By the stream's transform."""
+    """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
-    """Of the writer; None for a backfill."""
+    """The writer's epoch; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
-    """Of the leader that served the records before `end`, if a broker reported it."""
+    """Epoch of the leader that served the records before `end`, if a broker reported it."""
 
     @property
     def offsets(self) -> BitMap64:

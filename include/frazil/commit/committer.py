@@ -1,6 +1,6 @@
-"""Commits a writer's take-over, dead letters and batches, each with the stream's new marker. It relies on four facts,
-not on clocks or locks: a marker changes only with a snapshot on main, each epoch belongs to one process, a journal is
-complete before its commit, and staged files never change.
+"""Commits a writer's take-over, dead letters and batches, each with the stream's new marker. Uses neither clocks nor
+locks: a marker changes only with a snapshot on main, and each epoch belongs to one process. A journal is complete
+before its commit, and staged files never change.
 """
 
 from __future__ import annotations

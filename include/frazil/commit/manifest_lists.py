@@ -42,7 +42,7 @@ class ListWriter(ManifestListWriterV2):
 
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
-"""By path of the manifest list, then of the manifest."""
+"""Entries by path of the manifest list, then of the manifest."""
 
 
 def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:

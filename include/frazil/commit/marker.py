@@ -86,7 +86,7 @@ class Marker:
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record: the first was lost, or its topic was recreated."""
     landed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Where the records ended at the last reset, of recreated or truncated partitions; see `landed_ends`."""
+    """The ends of the records at the last reset, for recreated or truncated partitions; see `landed_ends`."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed from the table, and whose loss an operator accepted."""
     given_up_epoch: int = 0

@@ -36,7 +36,7 @@ from frazil.table.branches import head_of
 PATH_FIELD_ID = 2147483546
 """Iceberg's field id of `file_path` in position-delete files."""
 MIN_SPLIT_BYTES = 64 * 2**20
-"""For a smaller group, a second phase of tasks would cost more than it saves."""
+"""Size below which a second phase of tasks would cost a group more than it saves."""
 
 F = TypeVar("F", StagedFile, TableFile)
 GroupValues = tuple[Any, ...]

@@ -84,7 +84,7 @@ DEDUPE_MODE = MergingMode(
 )
 """Staged files have rows. The commit drops repeated rows."""
 MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (UPSERT_MODE, DEDUPE_MODE)}
-"""By content type of staged files. Files of other types are added unchanged."""
+"""Modes by content type of staged files. Files of other types are added unchanged."""
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:

@@ -25,7 +25,7 @@ from frazil.table.lost import lost_dead_letters_error
 from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
-"""For a command's catalog calls; shorter than a writer's, because a user is waiting."""
+"""Timeout of a command's catalog calls; shorter than a writer's, because a user is waiting."""
 
 
 @dataclass(frozen=True, slots=True)

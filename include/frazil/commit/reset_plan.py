@@ -35,7 +35,7 @@ class AvailableOffsets:
     first: Offsets
     end: Offsets
     cut: Offsets = field(default_factory=dict)
-    """Where logs were truncated before the stream's position; Kafka has other records from there on."""
+    """Truncations of logs before the stream's position; Kafka has other records from there on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class OffsetMove:
     first: int
     end: int
     cut: int | None = None
-    """Where Kafka's log was truncated before `held`."""
+    """The truncation of Kafka's log before `held`, if any."""
 
     @property
     def skipped(self) -> int:

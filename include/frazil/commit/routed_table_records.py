@@ -33,7 +33,7 @@ class RoutedTableRecord:
     """The template's value for which the table was created, if any."""
     location: str
     uuid: str | None = None
-    """None if an earlier version wrote this record."""
+    """The table's UUID; None if an earlier version wrote this record."""
 
     def is_another(self, table: Table) -> bool:
         """Return whether another table of the same name replaced the route's."""

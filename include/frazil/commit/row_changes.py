@@ -1,5 +1,5 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have them: after a
-replay, dead letters that became rows go, and the others' error history grows.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files that have them. A replay
+removes the dead letters that became rows, and extends the others' error history.
 """
 
 from __future__ import annotations

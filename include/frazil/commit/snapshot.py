@@ -51,7 +51,7 @@ from frazil.table.metadata_times import next_ms
 FOREVER_MS = 2**63 - 1
 
 MAX_SUMMARY_CHARACTERS = 2_000
-"""For one text in a summary, which every metadata file contains while the snapshot exists."""
+"""Maximum length of a summary's text, which every metadata file contains while the snapshot exists."""
 
 
 @dataclass(frozen=True, slots=True)

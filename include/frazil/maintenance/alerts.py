@@ -52,7 +52,7 @@ class AlertState:
     gap_ms: int = 0
     """Between the last two measurements beyond the threshold."""
     alone: bool = True
-    """Of `Alert.alone`, so that an alert that was reported alone also ends alone."""
+    """The value of `Alert.alone`, so that an alert that was reported alone also ends alone."""
 
 
 @dataclass(frozen=True, slots=True)

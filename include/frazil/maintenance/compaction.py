@@ -221,7 +221,7 @@ def _select_within_budget(
     budget: int, ordered: Sequence[Rewrite], old: Sequence[PartitionFiles], *, target: int
 ) -> tuple[tuple[Rewrite, ...], list[LeftPartition]]:
     """Return the best rewrites within the budget, and what is left. The first that does not fit is taken in part, and
-    ends the run, so that no partition waits forever; one with shared delete files is taken whole, even if it alone
+    ends the run, so that no partition waits forever. One with shared delete files is taken whole, even if it alone
     exceeds the budget. One that exceeds it with files of `old` specs, or without a part that is surely halved, is
     skipped.
     """

@@ -27,7 +27,7 @@ from frazil.maintenance.health import Deletes, PartitionFiles, PartitionKey, p10
 from frazil.maintenance.tables import MaintainedTable, TableKind
 
 SMALL_RATIO = 0.75
-"""Of the target size, as in Iceberg's `rewrite_data_files`."""
+"""Share of the target size below which a file is small, as in Iceberg's `rewrite_data_files`."""
 
 # Field ids of the Iceberg specification, "Manifests" and "Reserved Field IDs".
 _CONTENT, _PATH, _PARTITION, _RECORDS, _SIZE, _LOWER, _UPPER = 134, 100, 102, 103, 104, 125, 128

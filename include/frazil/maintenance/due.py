@@ -22,7 +22,7 @@ MANIFEST_BYTES_PROPERTY = "commit.manifest.target-size-bytes"
 @dataclass(frozen=True, slots=True)
 class ManifestPlan:
     spec_ids: tuple[int, ...]
-    """Whose manifests are rewritten; Iceberg rewrites one spec at a time."""
+    """The specs whose manifests are rewritten; Iceberg rewrites one spec at a time."""
     sentence: str
 
 
@@ -47,7 +47,7 @@ FULL_CHECK_INTERVAL = timedelta(days=1)
 
 
 class Action(StrEnum):
-    """In the order in which they run: each leaves less work for the next."""
+    """Actions in the order in which they run: each leaves less work for the next."""
 
     COMPACTION = "compaction"
     MANIFESTS = "manifests"

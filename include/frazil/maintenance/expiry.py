@@ -34,15 +34,15 @@ from frazil.table.declared import DEFAULT_PROPERTIES
 from frazil.table.tables import may_delete_files
 
 READER_TAG_PREFIX = "frazil-reader-"
-"""Of incremental readers' tags. The tagged snapshot and all newer ones are kept."""
+"""Prefix of incremental readers' tags. The tagged snapshot and all newer ones are kept."""
 MAX_UNREAD_AGE = timedelta(days=7)
-"""Of commits that are kept because their windows have no signal yet."""
+"""Maximum age of commits that are kept because their windows have no signal yet."""
 MAX_AUDIT_AGE = timedelta(days=1)
-"""Of a backfill's last commit while snapshots are kept for its audit."""
+"""Maximum age of a backfill's last commit while snapshots are kept for its audit."""
 AUDIT_RETENTION = timedelta(hours=6)
-"""At least, for snapshots that hourly audits need."""
+"""Minimum retention of snapshots that hourly audits need."""
 MAX_RECENT_SIGNALS = 500
-"""Whose snapshots are kept."""
+"""Number of signals whose snapshots are kept."""
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """They limit the versions of `metadata.json`."""
 

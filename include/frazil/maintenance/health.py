@@ -40,7 +40,7 @@ class PartitionFiles:
 
     spec_id: int
     values: tuple[object, ...]
-    """As stored in manifests: days or hours count from 1970."""
+    """Values as stored in manifests: days or hours count from 1970."""
     path: str
     """Such as `scheduled_departure_day=2013-12-30`; "" without partitions."""
     files: int
@@ -50,7 +50,7 @@ class PartitionFiles:
     small_bytes: int
     delete_files: int
     window_end_us: int | None
-    """Of the event-time range, if there is one."""
+    """End of the event-time range, if there is one."""
     window_begin_us: int | None = None
     p10_bytes: int = 0
     deletes: Deletes = Deletes()
@@ -69,7 +69,7 @@ class RecentFiles:
     bytes: int
     p10_bytes: int
     partitions: int
-    """To which a commit wrote, summed over the commits."""
+    """Partitions to which a commit wrote, summed over the commits."""
 
     @property
     def files_per_partition(self) -> float:
@@ -84,7 +84,7 @@ class StreamHealth:
     lag: int | None
     """Records in Kafka that are not committed, according to this host's writer or to Kafka."""
     last_commit_at_ms: int | None
-    """Of the newest batch, or of the marker's snapshot."""
+    """Time of the newest batch, or of the marker's snapshot."""
     watermark_ms: int | None
     longest_interval_ms: int = 0
     """Between two commits, even if throttled."""
@@ -102,7 +102,7 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
-    """Of data and delete files, according to the summary."""
+    """Size of data and delete files, according to the summary."""
     rows: int
     delete_files: int
     manifests: int
@@ -110,7 +110,7 @@ class TableHealth:
     """According to the manifest list."""
     manifest_list_bytes: int
     metadata_bytes: int
-    """Of the uncompressed `metadata.json`, which each commit reads and writes."""
+    """Size of the uncompressed `metadata.json`, which each commit reads and writes."""
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
@@ -122,9 +122,9 @@ class TableHealth:
     streams: tuple[StreamHealth, ...]
     """Empty for dead letters and signals, which may get no rows for months."""
     partitions: Sequence[PartitionFiles] | None = None
-    """None unless the measurement is deep."""
+    """The partitions' files, if the measurement is deep."""
     main_snapshots: int = 0
-    """In main's history, without those that only a marker or tag keeps."""
+    """Snapshots in main's history, without those that only a marker or tag keeps."""
     main_oldest_at_ms: int | None = None
     deleted_rows: int = 0
     """Those still in data files, according to the summary."""
@@ -133,7 +133,7 @@ class TableHealth:
 
     @property
     def deleted_percent(self) -> float:
-        """Of the rows in data files, which readers read in vain."""
+        """Share of the rows in data files that readers read in vain."""
         return 100 * self.deleted_rows / max(self.rows + self.deleted_rows, 1)
 
     @property

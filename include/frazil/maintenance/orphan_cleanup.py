@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 FILES_PER_DELETION = 1_000
 """After which the table's metadata is loaded again."""
 MAX_READ_ATTEMPTS = 3
-"""To read metadata, whose files an expiry may delete at the same time."""
+"""Attempts to read metadata, whose files an expiry may delete at the same time."""
 MAX_EXAMPLES = 20
 
 

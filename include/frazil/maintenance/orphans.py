@@ -38,9 +38,9 @@ class Place(NamedTuple):
     """A file's or folder's location. Files are compared by `path` alone: one bucket may have many names."""
 
     store: str
-    """With its bucket or host: `s3:bucket`, `file:`."""
+    """Kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
     path: str
-    """From the root, URL-decoded, without repeated or trailing slashes."""
+    """Path from the root, URL-decoded, without repeated or trailing slashes."""
 
     @property
     def name(self) -> str:
@@ -148,7 +148,7 @@ class References:
 
     paths: Set[str]
     live: Collection[Place]
-    """Of the snapshot that was the newest before the listing."""
+    """Files of the snapshot that was the newest before the listing."""
     manifests: Set[str]
 
 
@@ -220,7 +220,7 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing cannot be complete: it lacks a live file below the folders, or half of all."""
+    """Return why the listing cannot be complete: a live file below the folders, or half of all, is missing."""
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (

@@ -43,9 +43,9 @@ class Outcome:
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """By name in kebab-case, such as `mb-per-second`."""
+    """Numbers by name in kebab-case, such as `mb-per-second`."""
     exit_code: int = 0
-    """Of a failure or a refusal, as in `frazil.errors`."""
+    """Exit code of a failure or a refusal, as in `frazil.errors`."""
 
     def __str__(self) -> str:
         return f"{self.table}: {self.action} {self.ending}: {self.sentence}"
@@ -62,7 +62,7 @@ MAX_AGE_MS = 90 * 24 * 3_600_000
 """After which an outcome is removed from the history."""
 MAX_SENTENCE_CHARACTERS = 400
 ORPHAN_CLEANUP = "orphans"
-"""In stored outcomes; not one of the `Action` values."""
+"""Name in stored outcomes; not one of the `Action` values."""
 
 
 @dataclass(frozen=True, slots=True)

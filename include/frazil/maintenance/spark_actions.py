@@ -27,7 +27,7 @@ MAX_GROUP_FILES = 16
 """Target files in one commit of an action. A failed commit loses only these."""
 MAX_BUSY_ATTEMPTS = 3
 _CONFLICT_TEXTS = ("CommitFailedException", "ValidationException", "Still referenced by refs")
-"""In Iceberg's messages about a conflict. The last: an expiring snapshot was tagged."""
+"""Texts in Iceberg's messages about a conflict. The last: an expiring snapshot was tagged."""
 
 
 class LostRace(Exception):
@@ -43,7 +43,7 @@ class RewriteResult:
     removed: int = 0
     added: int = 0
     bytes: int = 0
-    """Of the removed files."""
+    """Size of the removed files."""
     failed: int = 0
     """Files in jobs that failed before their commit."""
     lost: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ class SparkTable:
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:
-        """Remove delete files whose data files are gone, of which Iceberg misses some. Returns how many."""
+        """Remove delete files without data files, all of them, unlike Iceberg. Returns how many."""
         files, left = _jvm(self.spark).org.apache.iceberg.ManifestFiles, set(paths)
         with convert_java_errors():
             self.java.refresh()

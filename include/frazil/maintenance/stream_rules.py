@@ -28,7 +28,7 @@ from frazil.status.state import State, StreamState
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""For a known percentage of fewer than `MIN_RECORDS` records."""
+"""Minimum for a known percentage of fewer than `MIN_RECORDS` records."""
 MIN_SMALL_SAMPLE_PERCENT = 50
 """The threshold's minimum for fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
@@ -45,7 +45,7 @@ class IncompleteWindow:
     due_ms: int
     """Its end plus the largest lateness of the table's streams."""
     waits_for: str
-    """As text; "" if the window is not due yet."""
+    """What the window waits for, as text; "" if the window is not due yet."""
     is_history: bool = False
     """Whether it ended before the table's oldest snapshot, as when a stream reads old records."""
 

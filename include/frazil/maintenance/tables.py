@@ -16,7 +16,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
 
 SIGNALS = "frazil.signals"
-"""As `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
+"""Same as `frazil.signals.signal_table.SIGNALS_TABLE`, whose import would load PyIceberg."""
 
 
 class TableKind(StrEnum):

@@ -17,7 +17,7 @@ from frazil.merge.contract import MergeRules
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP = "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp"
 NOT_DELETED = -1
-"""In `deleted_by`, for a key without a delete."""
+"""The value in `deleted_by` for a key without a delete."""
 
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -33,13 +33,13 @@ class NewestChanges:
     superseded: int
     """Changes that lost to a newer one of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """By column, the change that supplies each row's value, if an earlier change does."""
+    """The change that supplies each row's value, if an earlier change does, by column."""
     orders: pa.Array | None = None
     """The order values of all changes."""
     deleted_by: Numbers | None = None
     """Each row's last delete without an order value, or `NOT_DELETED`."""
     coordinates: pa.Table | None = None
-    """Of all changes, for `MergeRules.replays` and deletes without an order value."""
+    """Coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
 
     def without(self, taken: Mask) -> NewestChanges:
         """Return the changes that the mask does not select."""

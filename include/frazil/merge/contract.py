@@ -40,8 +40,8 @@ class MergeRules:
     the row stays unless its record came before: by offset in the same partition, and otherwise by timestamp.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """Where the table's records end, by `topic/partition`, for recreated topics and truncated logs. Rows from there on
-    come from former records, so every change is later.
+    """The ends of the table's records, by `topic/partition`, for recreated topics and truncated logs. Rows from there
+    on come from former records, so every change is later.
     """
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates, which are not compared to find updates."""
@@ -51,7 +51,7 @@ class MergeRules:
     """
     how: RowRemoval = "auto"
     event_time: str | None = None
-    """With `window_us`, it counts changed rows by window."""
+    """The event-time column; with `window_us`, it counts changed rows by window."""
     window_us: int | None = None
     within_us: int | None = None
     """The event-time distance within which rows of a key are repeats (dedupe). The changes are then staged data files;
@@ -76,7 +76,7 @@ class TableFile:
     partition: PartitionKey
     deletes: tuple[DeleteFile, ...] = ()
     constants: tuple[tuple[int, str], ...] = ()
-    """Values of identity partitions, by field id. Imported files often lack these columns."""
+    """Values of identity partitions, by field id. Imported files often do not have these columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class LocatedRows:
 
     file: TableFile
     positions: Numbers
-    """In the file, in order."""
+    """Positions in the file, in order."""
     changes: Numbers
     """The change in `NewestChanges.rows` for each position."""
     deleted: Numbers

@@ -1,5 +1,6 @@
-"""Runs one task of a merge that drops repeats. A row is kept unless a kept row with its key is at most `within_us` away
-in event time: rows of the table come first, then the batch's, by offset within a partition and by Kafka's timestamps
+"""Runs one task of a merge that drops repeats. A row is kept unless a kept row with its key is at most `within_us`
+away
+in event time. Rows of the table come first, then the batch's, by offset within a partition and by Kafka's timestamps
 across them.
 """
 

@@ -32,7 +32,7 @@ from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTa
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
 """Field ids from the Iceberg specification, "Reserved Field IDs"."""
 COMPARABLE_TYPES = frozenset({int, str, date})
-"""Whose statistics PyArrow returns as the same Python types as array values."""
+"""Types whose statistics PyArrow returns as the same Python types as array values."""
 ColumnBounds = Mapping[str, tuple[Any, Any]]
 _DELETES_SCHEMA = pa.schema(
     [
@@ -56,7 +56,7 @@ class TableFileReader:
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def keep_constants(self, files: Sequence[TableFile]) -> None:
-        """Store the values of columns that these files may lack."""
+        """Store the values of columns that these files may not have."""
         self._constants |= {file.path: dict(file.constants) for file in files if file.constants}
 
     def open(self, path: str) -> DataFileReader:
@@ -130,12 +130,12 @@ class DataFileReader:
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
-        asked, values = self._missing_columns(schema, physical)
+        requested, values = self._missing_columns(schema, physical)
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
             batches = [
-                _to_requested_schema(asked, there, batch, downcast_ns_timestamp_to_us=True)
+                _to_requested_schema(requested, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
             found = pa.Table.from_batches(batches).cast(expected) if batches else empty_table(expected)

@@ -173,7 +173,7 @@ class _MergeRun(TaskRun):
 
 
 MAX_DELETED_SHARE = 0.2
-"""Of a file's rows that delete files may remove before `auto` rewrites the file."""
+"""Share of a file's rows that delete files may remove before `auto` rewrites the file."""
 MAX_TIER_RATIO = 4
 """A file is rewritten with new rows if it is at most this many times as large as the new file."""
 MIN_JOINED_FILES = 4

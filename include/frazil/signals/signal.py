@@ -42,7 +42,7 @@ class Signal:
     state: SignalState
     rows: int
     dead_letters: int
-    """Dead letters since the previous signal, any of which may belong to this window."""
+    """Dead letters since the previous signal, which may belong to this window."""
     late_rows: int
     """Rows of this window that landed since the previous signal."""
     watermark_us: int

@@ -72,7 +72,7 @@ class Distribution:
     """Whether one batch's rows are shuffled, and why."""
 
     shuffle: Shuffle | None
-    """None if each task writes the rows that it reads."""
+    """The shuffle; None if each task writes the rows that it reads."""
     reason: str
     partitions: int = 0
     """Partitions that recent batches wrote to."""

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.5
 """How often the shared threads check which streams are due."""
 HEARTBEAT_INTERVAL_S = 3.0
-"""Of a shared thread. Readers consider a heartbeat stale after ten seconds."""
+"""Heartbeat interval of a shared thread. Readers consider a heartbeat stale after ten seconds."""
 MAX_POLLING_S = 5.0
 """Each planner's maximum polling interval if a process has many writers."""
 FOLD_INTERVAL_S = 600.0

@@ -29,8 +29,8 @@ def retry_during_outage(
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
     """Call `operation`, retry while a service that it needs is unavailable, and return its result. After expired
-    credentials, the retry is immediate. `what` says what cannot be done meanwhile; `report` receives a sentence and an
-    exit code for each failure; `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
+    credentials, the retry is immediate. `what` says what cannot be done meanwhile. `report` receives a sentence and an
+    exit code for each failure. `wait` takes seconds, and returns true if the writer is asked to end. Raises the last
     error then, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0

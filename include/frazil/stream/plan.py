@@ -65,7 +65,7 @@ class Rates:
     """Measured in earlier batches. The defaults are for small JSON records on a slow core."""
 
     bytes_per_record: float = 40.0
-    """Of Parquet."""
+    """Bytes of Parquet per record."""
     task_seconds_per_record: float = 6e-6
     """Wall time, not CPU time, because a busy host delays commits too."""
     overhead_s: float = 1.0
@@ -94,7 +94,7 @@ class BatchPolicy:
     target_file_bytes: int
     parallelism: int
     longest_interval_s: float = 0.0
-    """To which throttling may stretch the commit interval."""
+    """Maximum to which throttling may stretch the commit interval."""
     drain: bool = False
     """Whether the writer catches up and then ends. A batch then starts whenever a record is unread."""
 

@@ -42,12 +42,12 @@ DESCRIBE_INTERVAL_S = 10.0
 MAX_ABSENT_POLLS = 3
 """Polls in a row that must miss a topic of a pattern before it counts as deleted."""
 QUEUE_DECAY = 0.8
-"""Of `queue_s`, from batch to batch."""
+"""Decay of `queue_s` from batch to batch."""
 WARN_AFTER_S = 10.0
-"""Without a response from Kafka. Starting brokers respond with errors for some seconds."""
+"""Time without a response from Kafka. Starting brokers respond with errors for some seconds."""
 WARN_INTERVAL_S = 30.0
 UNREACHABLE_TIMEOUT_S = 120.0
-"""Without a response from Kafka, the writer ends, and its supervisor restarts it."""
+"""Time without a response from Kafka after which the writer ends, and its supervisor restarts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class PlannerSettings:
     policy: BatchPolicy
     idle_timeout_s: float
     exchange: str
-    """Where the rates are, for `frazil.host.exchange.open_exchange`."""
+    """Location of the rates, for `frazil.host.exchange.open_exchange`."""
     poll_s: float = POLL_INTERVAL_S
 
 

@@ -12,9 +12,9 @@ from frazil.table.object_store import IoProperties
 from frazil.table.storage import open_store
 
 MAX_WRITES_PER_SECOND = 8.0
-"""By all tasks of a batch on a cluster: each is a storage request."""
+"""Maximum of all tasks of a batch on a cluster: each write is a storage request."""
 MAX_WRITE_INTERVAL_S = 15.0
-"""Of a task, so that users see a large batch advance."""
+"""Maximum interval of a task, so that users see a large batch advance."""
 _WRITE = "write-"
 _MERGE = "merge-"
 MIN_MERGE_WRITE_INTERVAL_S = 1.0

@@ -39,15 +39,15 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 LAG_INTERVAL_MS = 10_000
-"""At which sinks receive lag measurements."""
+"""Interval at which sinks receive lag measurements."""
 LOG_CHECK_INTERVAL_MS = 60_000
 COUNT_TIMEOUT_S = 0.5
 """How long a heartbeat of the writer's own thread waits for the record count."""
 BATCH_PHASES = frozenset({Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 MAX_INHERITED_AGE_MS = 3_600_000
-"""Of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
+"""Maximum age of an earlier writer's heartbeat whose `caught_up_at_ms` is taken over."""
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
-"""In which an upsert stream merges. A take-over merges the previous writer's batches."""
+"""Phases in which an upsert stream merges. A take-over merges the previous writer's batches."""
 
 
 class Reporter:

@@ -39,7 +39,7 @@ class StreamRoute:
     followers: Followers
     emit: Callable[[StreamEvent], None]
     routed: RoutedTables | None = None
-    """None if the route is no longer declared, even if rows still wait for its tables."""
+    """The routed tables; None if the route is no longer declared, even if rows still wait for them."""
     tried_at_s: float = 0.0
     """When waiting rows were last committed (monotonic)."""
     _reported: bool = False

@@ -57,8 +57,7 @@ log = logging.getLogger(__name__)
 
 def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
     """Create or load a routed table for which rows of these batches wait, and write its first marker. Raises
-    RouteBehind if it was dropped or belongs to another owner, AdoptionRequired if it has batches that the default table
-    does not have, and the errors of the catalog and of `ensure_declared`.
+    RouteBehind if it was dropped or belongs to another owner, and AdoptionRequired if it is ahead of the default table.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)

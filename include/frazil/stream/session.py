@@ -142,7 +142,7 @@ PYTHON_PROBLEMS = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "has a different version from the driver's",
 }
-"""From text of Spark's error to the end of "their Python …"."""
+"""Problems by text of Spark's error, as the end of "their Python …"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:
@@ -203,7 +203,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
 
 
 POLL_INTERVAL_S = 30.0
-"""Of the checks for executors. One check without any is normal: new ones may be about to arrive."""
+"""Interval of the checks for executors. One check without any is normal: new ones may be about to arrive."""
 
 
 @contextmanager

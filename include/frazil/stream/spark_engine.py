@@ -34,17 +34,17 @@ log = logging.getLogger(__name__)
 
 STOP_CHECK_INTERVAL_S = 0.2
 WARN_INTERVAL_S = 30.0
-"""Of the warnings that a cluster provides no executors."""
+"""Interval of the warnings that a cluster provides no executors."""
 CLUSTER_HINTS: Mapping[ClusterManager | None, str] = {
     ClusterManager.STANDALONE: "The master's web page shows who uses them",
     ClusterManager.YARN: "`yarn application -list` and the ResourceManager's web page show who uses them",
     ClusterManager.KUBERNETES: "`kubectl describe pod` shows why an executor's pod waits",
 }
-"""Where to look if a cluster provides no executors."""
+"""Places to look if a cluster provides no executors."""
 NOT_CONNECTED = "Python worker failed to connect back"
 """Spark's error for a Python process that takes more than 10 s to start, without a setting."""
 LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "ExecutorLostFailure": "an executor"}
-"""From Spark's message to the process that died."""
+"""Processes that died, by Spark's message."""
 APPLICATION_ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application the cluster, for example, has ended."""
 TASK_GIVEN_UP = re.compile(

@@ -19,18 +19,18 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_COMMITS = 2
-"""Commits that leave the watermark unchanged before a stall, so that one late record in a quiet topic is none."""
+"""Commits that must leave the watermark unchanged, so that one late record does not count as a stall."""
 STALL_INTERVALS = 3
 """Commit intervals without progress. A healthy writer commits twice in this time."""
 MIN_STALL_MS = 20_000
-"""On a busy host, Spark needs 10 s to start a Python worker."""
+"""Minimum time of a stall. Spark on a busy host needs 10 s to start a Python worker."""
 MAX_SAMPLE_GAP_MS = 30_000
 """After a longer gap the machine slept, so the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
-"""For a planner that has never had an answer. Starting brokers answer late."""
+"""Timeout of a planner that has never had an answer. Starting brokers answer late."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""In which a writer can stall. In the others, log ends are not observed."""
+"""Phases in which a writer can stall. In the others, log ends are not observed."""
 
 
 class BatchName(NamedTuple):
@@ -80,7 +80,7 @@ class WriterSample:
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
     batch: BatchName | None = None
-    """None while the writer waits, and once the batch is committed."""
+    """The current batch; None while the writer waits, and once the batch is committed."""
     batch_records: int = 0
     delay_s: float = 0.0
     """Time (s) by which a quota of Kafka's brokers delays each fetch of the batch."""
@@ -94,7 +94,7 @@ class UnreadRecords:
     """A partition's unread records after one committed offset, and their progress."""
 
     offset: int | None
-    """None for a new partition, which is in no marker yet."""
+    """The committed offset; None for a new partition, which is in no marker yet."""
     progress_at_ms: int
     """When the records were first seen, or the first batch with them last read further."""
     first_batch: BatchName | None
@@ -117,7 +117,7 @@ class SampleHistory:
     """When each committed offset last changed."""
     waits: Mapping[TopicPartition, UnreadRecords] = field(default_factory=dict)
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
-    """Where the readable part of each partition with open transactions ends, and since when (ms)."""
+    """The end of each partition's readable part, with open transactions, and since when it is there (ms)."""
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:

@@ -20,7 +20,7 @@ from frazil.spec.units import format_duration
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
-"""By which the pressure must rise or fall to change from shrinking to growing, or back."""
+"""Factor by which the pressure must rise or fall to change from shrinking to growing, or back."""
 MAX_SLICES = 4
 """Half maintenance periods that are kept. Three contain a low even if maintenance is late."""
 

@@ -1,6 +1,6 @@
-"""Lets a stream of captured changes read only whole source transactions, of which another topic has the numbers of
-events. The driver reads both topics, so that the planner knows where a batch may end. Events that are held back stay in
-Kafka.
+"""Lets a stream of captured changes read only whole source transactions. Another topic has their numbers of events.
+The
+driver reads both topics, so that the planner knows where a batch may end. Events that are held back stay in Kafka.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ MAX_EVENTS_PER_READ = 100_000
 MAX_ENDS_PER_READ = 20_000
 """Ends that are not needed yet take memory."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""By which the connector's clock may be set back: the search for ends starts this much earlier."""
+"""Maximum step back of the connector's clock: the search for ends starts this much earlier."""
 LOOKBACK_RECORDS = 1_000
 """Offsets in which to search for the last transaction, if a reset removed it from the marker."""
 MAX_NAME_CHARACTERS = 200
-"""Of a table's name in messages."""
+"""Maximum length of a table's name in messages."""
 WARN_INTERVAL_S = 60.0
-"""Of the warnings about a transaction that does not end."""
+"""Interval of the warnings about a transaction that does not end."""
 
 
 @dataclass(slots=True)
@@ -50,12 +50,12 @@ class WholeTransactions:
     topic: str
     """The transaction topic, for messages."""
     max_records: int
-    """To read ahead. More are read only to reach the end of a transaction."""
+    """Records to read ahead. More are read only to reach the end of a transaction."""
     clock: Callable[[], float] = time.monotonic
     began: LastTransaction = NO_TRANSACTION
     """The last transaction before the writer's first position, if known."""
     waits_for: str = ""
-    """For which transaction records are held back, and what to do, or ""."""
+    """The transaction for which records are held back, and what to do, or ""."""
     is_stuck: bool = False
     """Whether all events and ends were read, and a transaction has certainly not ended."""
     _waits: bool = False
@@ -69,7 +69,7 @@ class WholeTransactions:
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """Where an unfinished transaction begins, and since when (`clock`)."""
+    """The begin of an unfinished transaction, and since when it is open (`clock`)."""
     _warned: float = 0.0
 
     @property

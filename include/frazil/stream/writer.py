@@ -270,7 +270,7 @@ class Epoch:
 
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
-    """Where the writer has caught up and ends, if anywhere."""
+    """Offsets at which the writer has caught up and ends, if any."""
     stopping: threading.Event
     after: int | None = None
     """This process's previous epoch."""

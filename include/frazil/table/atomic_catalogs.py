@@ -17,9 +17,9 @@ from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
 """Known to commit atomically: valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
-"""By their SQLAlchemy name."""
+"""Databases by their SQLAlchemy name."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
-"""Which a REST catalog's server must list as supported."""
+"""Endpoint that a REST catalog's server must list as supported."""
 
 
 def find_commit_tables(catalog: Catalog) -> CommitTables:

@@ -21,18 +21,18 @@ from frazil.spec.addresses import find_path_problem
 
 _EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""From PyIceberg's extra to a module that it installs, and to frazil's extra."""
+"""A module that each of PyIceberg's extras installs, and the extra of frazil."""
 _STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
     **dict.fromkeys(("abfs", "abfss"), "adlfs"),
 }
-"""From a location's scheme to the module that accesses it."""
+"""Modules that access a location, by its scheme."""
 _DENIED_CODES = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException", "403"}
 )
 _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNotFound", "Unknown", "Unsupported")
-"""Of the names of botocore's configuration errors, which a retry cannot fix."""
+"""Prefixes of the names of botocore's configuration errors, which a retry cannot fix."""
 _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})

@@ -67,7 +67,7 @@ _engines: WeakValueDictionary[str, SqlEngine] | None = None
 CATALOG_CACHE_S = 10.0
 """After which `keep_catalogs` opens a catalog again with current credentials."""
 _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
-"""By name, with the time of opening; None outside of `keep_catalogs`."""
+"""Catalogs by name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
 """Quoted from a server's error: a gateway may return whole pages."""
 METADATA_SUFFIX = ".metadata.json"

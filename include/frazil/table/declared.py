@@ -23,13 +23,13 @@ DEFAULT_PROPERTIES = {
     # Compaction loses some races against a writer that commits every few seconds. Iceberg's default is 4 retries.
     "commit.retry.num-retries": "10",
 }
-"""Of every table that frazil creates, unless declared."""
+"""Properties of every table that frazil creates, unless declared."""
 MAIN_PROPERTIES = DEFAULT_PROPERTIES | {
     # Version 2 needs half the bytes and a third less CPU. Signals and dead letters are few, and every reader must be
     # able to read them.
     "write.parquet.format-version": "v2",
 }
-"""Of a stream's main table and routed tables."""
+"""Properties of a stream's main table and routed tables."""
 
 
 @dataclass(frozen=True, slots=True)

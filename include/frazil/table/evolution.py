@@ -115,9 +115,9 @@ Difference = Addition | Promotion | Conflict
 def find_differences(
     declared: Schema, existing: Schema, former: Iterable[Schema] = (), *, declarable: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Return all differences; none if rows of the declared schema fit the table. Undeclared optional columns and wider
-    ones are none. `former` has the table's schemas, oldest first. Messages suggest changing the declaration only for
-    columns in `declarable`.
+    """Return all differences; empty if rows of the declared schema fit the table. Undeclared optional columns and
+    wider ones do not count. `former` has the table's schemas, oldest first. Messages suggest changing the declaration
+    only for columns in `declarable`.
     """
     history = ColumnHistory.from_schemas((*former, existing))
     comparison = SchemaComparison(existing, history, frozenset(declarable))

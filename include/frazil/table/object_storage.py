@@ -26,14 +26,14 @@ _CONFLICT_CODE = "ConditionalRequestConflict"
 """S3's error for a put that a concurrent put left undecided, and that is retried."""
 _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
-"""Of S3-compatible stores that delete one object per request."""
+"""Codes of S3-compatible stores that delete one object per request."""
 MAX_KEYS_PER_REQUEST = 1_000
 """S3's limit for deletions."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
 """Its client tries up to five times in each: s3fs's default would take a minute."""
 MAX_CACHED_FILE_IOS = 4
-"""By properties. Spark executors open a store for each write."""
+"""Maximum number of FileIOs, cached by properties. Spark executors open a store for each write."""
 
 
 class FsspecStore(ObjectStore):

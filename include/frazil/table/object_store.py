@@ -15,7 +15,7 @@ IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 
 _FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
-"""Of catalog properties that PyIceberg's remote signer needs."""
+"""Prefixes of catalog properties that PyIceberg's remote signer needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from urllib3.util import Retry
 from frazil.table.catalog_mistakes import NotIcebergResponse
 
 TIMEOUT_S = (10.0, 60.0)
-"""For connecting, and for each pause while a response arrives."""
+"""Timeout for connecting, and for each pause while a response arrives."""
 OVERLOADED_STATUSES = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10

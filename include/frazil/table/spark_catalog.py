@@ -25,7 +25,7 @@ _JAVA_NAMES = {
     "client.secret-access-key": "rest.secret-access-key",
     "client.session-token": "rest.session-token",
 }
-"""From PyIceberg's names to those of Iceberg's Java library (AwsClientProperties, AwsProperties)."""
+"""Names in Iceberg's Java library (AwsClientProperties, AwsProperties), by PyIceberg's names."""
 
 _PYTHON_ONLY = frozenset(
     {
@@ -33,7 +33,7 @@ _PYTHON_ONLY = frozenset(
         *("echo", "pool_pre_ping", "schema_version", "init_catalog_tables"),
     }
 )
-"""Not passed to Spark under the same name."""
+"""Properties that are not passed to Spark under the same name."""
 
 
 def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:

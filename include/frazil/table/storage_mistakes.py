@@ -17,7 +17,7 @@ from frazil.spec.addresses import OBJECT_STORES, is_object_store_error
 MAX_ERROR_CHARACTERS = 600
 """Quoted from an error. Arrow's text begins with a long key."""
 _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
-"""In Arrow's errors for refused credentials."""
+"""Texts in Arrow's errors for refused credentials."""
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 """S3's codes for an overloaded or failing store."""
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -98,7 +98,7 @@ def _error_text(error: Exception) -> str:
 
 
 _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
-"""Of S3 and STS. The first also matches `ExpiredTokenException`."""
+"""Codes of S3 and STS. The first also matches `ExpiredTokenException`."""
 
 
 def is_credentials_expiry(error: BaseException) -> bool:

@@ -28,7 +28,7 @@ from frazil.table.schema_update import check_readable_schema, evolve_to, find_ev
 logger = logging.getLogger(__name__)
 
 CREATION_TIMEOUT_S = 1.0
-"""For another process that has written a table's first file, but not added it to the catalog."""
+"""Wait for another process that has written a table's first file, but not added it to the catalog."""
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
