@@ -25,6 +25,8 @@ MAX_SCHEMAS = 4096
 """Maximum number of schemas in the cache. The schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
 """Maximum number of ids without a schema in the cache."""
+MAX_GUIDS = 100_000
+"""Maximum number of GUIDs with an id. A chunk has fewer records, so its decoder finds the ids that it has just got."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
@@ -103,8 +105,10 @@ class SchemaRegistry:
             self._session.auth = (resolve(declared.username, environment), password)
         self._known: OrderedDict[int, SchemaText] = OrderedDict()
         self._unknown: OrderedDict[int, tuple[float, str]] = OrderedDict()
-        self._guids: dict[bytes, int] = {}
+        self._guids: OrderedDict[bytes, int] = OrderedDict()
         """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
+        self._guid_of: OrderedDict[int, bytes] = OrderedDict()
+        """Map these ids to the GUIDs, in the same order."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
@@ -133,10 +137,17 @@ class SchemaRegistry:
         return found
 
     def id_of(self, guid: bytes) -> int:
-        """Return an id with which `get` returns the schema of this GUID. The first call assigns the id."""
+        """Return an id with which `get` returns the schema of this GUID. The oldest of `MAX_GUIDS` ids is forgotten."""
         with self._lock:
-            # Unpredictable, so that no writer can frame a record with it.
-            return self._guids.setdefault(guid, -1 - secrets.randbits(31))
+            made = self._guids.get(guid, 0)
+            while made == 0 or self._guid_of.setdefault(made, guid) != guid:
+                made = -1 - secrets.randbits(31)  # unpredictable, so that no writer can frame a record with it
+            self._guids[guid] = made
+            self._guids.move_to_end(guid)
+            self._guid_of.move_to_end(made)
+            _evict_oldest(self._guids, MAX_GUIDS)
+            _evict_oldest(self._guid_of, MAX_GUIDS)
+            return made
 
     def newest(self, subject: str) -> SchemaText | None:
         """Fetch the newest version of a subject; None if the subject does not exist. The result is not cached.
@@ -173,7 +184,8 @@ class SchemaRegistry:
 
     def _fetch_schema(self, schema_id: int) -> SchemaText:
         """Fetch a schema by its id, or by the GUID to which the id was assigned. Raises UnknownSchema."""
-        guid = next((str(UUID(bytes=guid)) for guid, known in self._guids.items() if known == schema_id), None)
+        known = self._guid_of.get(schema_id)
+        guid = known and str(UUID(bytes=known))
         if schema_id <= 0 and guid is None:
             raise UnknownSchema(f"{schema_id} is not a schema id")
         answer = self._fetch(f"/schemas/guids/{guid}" if guid else f"/schemas/ids/{schema_id}")
