@@ -76,7 +76,7 @@ class Shaper:
         """Return rows with the table's schema. Records outside a backfill's time range are omitted.
 
         A record with several rows is accepted or rejected as a whole, so that it is never both in the table and a dead
-        letter. The records' schema drift is added to `drift`.
+        letter.
         """
         decoded = self.decode(chunk)
         if self._several:
@@ -88,7 +88,7 @@ class Shaper:
             wanted = pc.and_(pc.greater_equal(times, within[0]), pc.less(times, within[1])).fill_null(False)
             if self._several:
                 wanted = pa.array(np.isin(shaped.kept, shaped.kept[wanted.to_numpy(False)]))
-            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [])
+            shaped = DecodedChunk(rows.filter(wanted), shaped.kept[wanted.to_numpy(False)], [], decoded.drift)
         wrong = {
             **self._coordinates.find_out_of_range(chunk, shaped.kept),
             **self._find_untruncatable(shaped.rows),
@@ -102,9 +102,7 @@ class Shaper:
         return number_rows(kept) == 0 if self._several else None
 
     def decode(self, chunk: Chunk) -> DecodedChunk:
-        """Decode the chunk to rows without coordinates, and add its schema drift to `drift`. Ranges of values are not
-        checked.
-        """
+        """Decode the chunk to rows without coordinates. Ranges of values are not checked."""
         if isinstance(chunk, RowChunk):
             if self._protect:
                 raise SpecError(
@@ -114,16 +112,24 @@ class Shaper:
             if not self._transforms:
                 return DecodedChunk(chunk.rows, np.arange(len(chunk)))
         decoded = self._decode(chunk)
-        if drift := decoded.drift:
-            if self._protect:  # a field's name may contain a sensitive value
-                drift = dataclasses.replace(drift, names=())
-            self.drift = join_drift([self.drift, drift])
+        if self._protect and decoded.drift.names:  # a field's name may contain a sensitive value
+            decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))
         if self._changes:
             decoded = self._changes.add_tombstones(decoded, chunk)
         whole = self._beside(decoded, chunk)
         if self._changes:
             whole = self._changes(whole, chunk)
         return dataclasses.replace(whole, rows=self._protect(whole.rows)) if self._protect else whole
+
+    def add_drift(self, drift: SchemaDrift, chunk: Chunk, landed: NDArray[np.int64]) -> None:
+        """Add a chunk's schema drift to `drift`, with the casts of only the records that landed."""
+        if drift.cast and not isinstance(chunk, RowChunk):
+            others = np.setdiff1d(np.arange(len(chunk)), landed)
+            of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}
+            counts = {name: count - of_others.get(name, 0) for name, count in drift.cast.items()}
+            drift = dataclasses.replace(drift, cast={name: count for name, count in counts.items() if count})
+        if drift:
+            self.drift = join_drift([self.drift, drift])
 
     def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
         found: dict[int, str] = {}
