@@ -126,6 +126,17 @@ class ChangeRules:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyColumns:
+    """The columns that decoded record keys fill."""
+
+    columns: tuple[str, ...]
+    format: str | Mapping[str, Any]
+    """The format of keys, as returned by `frazil.spec.formats.dump_format`."""
+    is_whole: bool
+    """Whether a key is one value of a primitive type, which fills the only column."""
+
+
+@dataclass(frozen=True, slots=True)
 class Destinations:
     """How the rows of a routed stream are assigned to tables; see `frazil.ingest.destinations`."""
 
@@ -206,6 +217,8 @@ class StageContext:
     """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
+    key_columns: KeyColumns | None = None
+    """The columns of `beside_value` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
     """How far (us) an event time may be ahead of the record's Kafka timestamp and still advance the watermark."""
     window_us: int | None = None
@@ -266,7 +279,8 @@ class StageContext:
         changes = ChangeRules(**value["changes"]) if value["changes"] else None
         destinations = Destinations(**value["destinations"]) if value["destinations"] else None
         transform = Transform.from_dict(value["transform"]) if value["transform"] else None
-        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform}
+        keys = KeyColumns(**value["key_columns"]) if value["key_columns"] else None
+        made = {"files": files, "targets": targets, "shuffle": shuffle, "transform": transform, "key_columns": keys}
         return cls(**{**value, **made, "changes": changes, "destinations": destinations})
 
     @property

@@ -32,7 +32,7 @@ from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
 from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
-from frazil.ingest.key_header_columns import KeyHeaderReader
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
@@ -57,8 +57,12 @@ class Shaper:
         self._transforms = context.transform is not None
         # With a transform, keys and headers are fields of `records`, which the decoder fills.
         beside = {} if self._transforms else context.beside
-        self._beside = KeyHeaderReader(record_schema(schema, context.coordinates), beside)
-        self._changes = ChangeReader(context.changes, create_key_decoder(context, schema)) if context.changes else None
+        records = record_schema(schema, context.coordinates)
+        keys = None if self._transforms else KeyDecoder(context, records)
+        self._key_columns = keys.columns if keys else set()
+        self._beside = KeyHeaderReader(records, beside, keys)
+        tombstones = create_tombstone_decoder(context, schema)
+        self._changes = ChangeReader(context.changes, tombstones) if context.changes else None
         unnests = context.transform is not None and bool(context.transform.unnested)
         self._several = unnests or has_several_rows(context.record_format)
         lines = unnests or has_lines(context.record_format)
@@ -134,7 +138,8 @@ class Shaper:
     def _find_out_of_range(self, chunk: Chunk, shaped: DecodedChunk) -> dict[int, str]:
         found: dict[int, str] = {}
         for row, moment in find_out_of_range(shaped.rows).items():
-            record = None if isinstance(chunk, RowChunk) else chunk.values[shaped.kept[row]]
+            unquoted = isinstance(chunk, RowChunk) or moment.path[0] in self._key_columns
+            record = None if unquoted else chunk.values[shaped.kept[row]]
             found[row] = range_error_text(moment, record, quote=self._quote, units=self._units)
         return found
 
@@ -199,7 +204,7 @@ PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
 """The object in which Kafka Connect sends JSON with a schema, `{schema, payload}`, and the id of its first field."""
 
 
-def create_key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
+def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     """Return a decoder for the keys of tombstones; None if no key column is filled from a field of the record key."""
     if context.changes is None or not context.changes.key_fields:
         return None
@@ -209,10 +214,10 @@ def create_key_decoder(context: StageContext, schema: Schema) -> Decoder | None:
     }
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
     make = partial(create_decoder, without_unwrap(context.record_format))
-    return KeyDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)
+    return TombstoneDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)
 
 
-class KeyDecoder:
+class TombstoneDecoder:
     """Decodes record keys to rows of the key columns. The keys are passed as the values of a chunk."""
 
     def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:

@@ -14,7 +14,7 @@ from frazil.ingest.contract import StageContext, StageTask, Target
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import value_schema
+from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.ingest.range_passes import MultiPassReader
 from frazil.ingest.range_reader import RangeReader
 from frazil.ingest.readers import create_kafka_reader
@@ -49,10 +49,11 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
         from frazil.ingest.transform import create_transformed_decoder  # DuckDB, only where a transform is declared
 
         return create_transformed_decoder(context, record_schema(schema, context.coordinates))
-    units = {schema.find_field(name).field_id: unit for name, unit in context.record_units.items()}
     hidden = withheld_paths(context, schema)
     make = partial(create_decoder, context.record_format, evolution=context.evolution, hidden=hidden)
-    return create_aliased_decoder(make, select_value_columns(context, schema), units, context.aliases)
+    filled = select_value_columns(context, schema)
+    units = units_of_fields(filled, context.record_units)
+    return create_aliased_decoder(make, filled, units, context.aliases)
 
 
 def select_value_columns(context: StageContext, schema: Schema) -> Schema:

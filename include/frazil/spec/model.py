@@ -18,7 +18,7 @@ from frazil.spec import layout, rules
 from frazil.spec.column import READING_KEYS, Column, convert_columns
 from frazil.spec.dedupe import Dedupe
 from frazil.spec.event_time import EventTime, Watermark
-from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, StringFormat, ValueFormat
+from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.inconsistent import InconsistentError, Problem
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
@@ -338,7 +338,11 @@ class StreamSpec(Model):
         """Return the keys that the fingerprint omits. These include keys added by newer versions of frazil, unless the
         declaration uses them, so that an upgrade does not change the hash.
         """
-        source = {key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)}
+        source: dict[str, Any] = dict.fromkeys(
+            (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
+        )
+        if self.source.key and self.source.key.schema_file is None:
+            source["key"] = {"schema_file", "message"}
         columns = {
             index: unset
             for index, column in enumerate(self.columns)
@@ -381,7 +385,11 @@ class StreamSpec(Model):
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
         units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
-        filled = [c for c in self.record_columns if c.name not in self.beside_value and c.name != self.rest]
+        filled = [
+            c
+            for c in self.record_columns
+            if c.name in self.key_columns or (c.name not in self.beside_value and c.name != self.rest)
+        ]
         readings = {column.name: reading for column in filled if (reading := column.reading_settings(self.cast))}
         with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
         return units | {name: with_unit[name] | reading for name, reading in readings.items()}
@@ -407,8 +415,26 @@ class StreamSpec(Model):
         """Columns that the record's value does not fill. Maps each column to the name of its header, or to None for the
         record's key.
         """
-        key = {} if self.source.key is None else {self.source.key.column: None}
+        key = dict.fromkeys(column.name for column in self.record_columns if column.is_from_key)
+        if self.source.key and self.source.key.column:
+            key[self.source.key.column] = None
         return {**key, **{header.column: header.name for header in self.source.headers}}
+
+    @property
+    def whole_key_column(self) -> str | None:
+        """The column of a whole key that is not text or bytes, but a value of a primitive type."""
+        key = self.source.key
+        return key.column if key and key.format not in {"string", "bytes"} else None
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns that decoded keys fill: fields of the key, or a whole key of a primitive type."""
+        return tuple(c.name for c in self.record_columns if c.is_from_key or c.name == self.whole_key_column)
+
+    @property
+    def key_format(self) -> ValueFormat:
+        """The format of keys that fill `key_columns`."""
+        return (self.source.key or Key()).fields_format(self.source.format)
 
 
 def _rejoin_terms(terms: list[str]) -> list[str]:

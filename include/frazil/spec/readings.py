@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from frazil.spec.formats import envelope_of
+from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.inconsistent import Problem
 from frazil.spec.paths import FieldPath
 from frazil.spec.upsert import find_tombstone_fields
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
+    from frazil.spec.formats import ValueFormat
     from frazil.spec.model import StreamSpec
 
 FORMATS_WITH_FIELD_NAMES = frozenset({"json", "avro", "protobuf"})
@@ -26,28 +27,85 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
                 what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
-    read: dict[FieldPath, str] = {}
-    by_name = {column.name: column for column in spec.record_columns}
+    yield from _find_key_problems(spec, place)
     for column in spec.record_columns:
-        if column.name in spec.beside_value or column.name == spec.rest:
+        from_key = column.name in spec.key_columns
+        if not from_key and (column.name in spec.beside_value or column.name == spec.rest):
             how = "a key or header" if column.name in spec.beside_value else "all other fields"
             for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
-        if reason := _find_from_problem(spec, column):
-            yield Problem(f"{place}.{column.name}.from", column.from_, reason)
+        if reason := _find_key_field_problem(spec, column) if from_key else _find_from_problem(spec, column):
+            yield Problem(f"{place}.{column.name}.from", None if from_key else column.from_, reason)
         for key, value, reason in _find_conversion_problems(spec, column):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
+    of_value = [c for c in spec.record_columns if c.name not in spec.beside_value and c.name != spec.rest]
+    yield from _find_overlaps(spec, of_value, place)
+    yield from _find_overlaps(spec, [c for c in spec.record_columns if c.is_from_key], place)
+
+
+def _find_overlaps(spec: StreamSpec, columns: Sequence[Column], place: str) -> Iterator[Problem]:
+    """Yield a problem for each two columns that are read from the same field of values, or of keys."""
+    read: dict[FieldPath, str] = {}
+    by_name = {column.name: column for column in columns}
+    for column in columns:
+        declared = _format_of(spec, column)
         for path, other in read.items():
             outer = by_name[other] if len(path) < len(column.path) else column
-            if _paths_overlap(path, column.path, spec.source.format.type) and not (
-                len(path) != len(column.path) and _is_readable_json_text(spec, outer)
+            if _paths_overlap(path, column.path, declared.type) and not (
+                len(path) != len(column.path) and _is_readable_json_text(declared, outer)
             ):
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
-                yield Problem(f"{place}.{named.name}.from", named.from_, f"{what}, or compute both with a transform")
+                yield Problem(
+                    f"{place}.{named.name}.from",
+                    named.from_ if isinstance(named.from_, str) else None,
+                    f"{what}, or compute both with a transform",
+                )
         read[column.path] = column.name
+
+
+def _format_of(spec: StreamSpec, column: Column) -> ValueFormat:
+    """Return the format of the values or keys from which the column is read."""
+    return spec.key_format if column.name in spec.key_columns else spec.source.format
+
+
+def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
+    """Yield the problems of keys that have fields or a type."""
+    form, key, whole = spec.key_format, spec.source.key, spec.whole_key_column
+    parts = [column for column in spec.record_columns if column.is_from_key]
+    reason = None
+    if form.type not in FORMATS_WITH_FIELD_NAMES:
+        reason = f"needs keys with fields, but source.format is {form.type}; declare source.key.format, such as json"
+    elif form.type != "json" and registry_of(form) is None and not (key and key.schema_file):
+        reason = "needs the schema of keys; declare source.key.format and source.key.schema-file, or a registry"
+    for column in parts if reason else ():
+        yield Problem(f"{place}.{column.name}.from", None, reason or "")
+    if key and key.column is None and not parts:
+        yield Problem("source.key.column", None, "is missing; declare it, or columns with `from: {key: …}`")
+    if whole is None or key is None:
+        return
+    if reason:
+        yield Problem("source.key.format", key.format, reason)
+    elif form.type == "protobuf":
+        what = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
+        yield Problem("source.key.column", whole, what)
+    elif parts:
+        what = f"stores the whole key, and {parts[0].name} a field of it; keep one of them, or set the format string"
+        yield Problem("source.key.column", whole, what)
+    elif any(column.name == whole and "<" in column.type for column in spec.record_columns):
+        what = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
+        yield Problem("source.key.column", whole, what)
+
+
+def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
+    """Return why a decoded key cannot fill the column; None if it can."""
+    if column.name == spec.rest or column.name in {header.column for header in spec.source.headers}:
+        return "is a field of the key, but a header or rest also fills the column; keep one of them"
+    if column.name in spec.key and envelope_of(spec.source.format):
+        return "cannot be used for a column of `key`, which an envelope's row fills; leave it out"
+    return _DROPPED if _is_dropped(spec, column) else None
 
 
 def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
@@ -58,9 +116,9 @@ def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
     return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
 
 
-def _is_readable_json_text(spec: StreamSpec, column: Column) -> bool:
+def _is_readable_json_text(declared: ValueFormat, column: Column) -> bool:
     """Return whether a column stores JSON text from which other columns can also be read."""
-    return column.as_ == "json" and spec.source.format.type == "json" and envelope_of(spec.source.format) is None
+    return column.as_ == "json" and declared.type == "json" and envelope_of(declared) is None
 
 
 def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table
@@ -84,18 +142,24 @@ def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa:
             )
     if column.name in find_tombstone_fields(spec):
         return (
-            "cannot be used for this key column, which tombstones fill by field name; give the column the field's name"
+            "cannot be used for this key column, which tombstones fill by field name; give the column the field's "
+            "name, or write `from: {key: …}`"
         )
+    return _DROPPED if _is_dropped(spec, column) else None
+
+
+_DROPPED = "is a sensitive field that is dropped; remove the column, or protect the field in another way"
+
+
+def _is_dropped(spec: StreamSpec, column: Column) -> bool:
     dropped = spec.sensitive.dropped if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
-    if any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped):
-        return "is a sensitive field that is dropped; remove the column, or protect the field in another way"
-    return None
+    return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
 
 
 def _find_conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
     """Yield each conversion that is not possible for a column: its key, its value and the reason."""
-    declared = spec.source.format
+    declared = _format_of(spec, column)
     reading = column.reading_settings(spec.cast)
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
     for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():

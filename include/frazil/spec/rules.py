@@ -163,7 +163,7 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
-            elif column.name in spec.beside_value:
+            elif column.name in spec.beside_value and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
@@ -219,8 +219,9 @@ def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of columns that the key or headers fill. Each key or header needs its own column."""
     declared = {column.name: column.type for column in spec.record_columns}
     wanted: list[tuple[str, str, set[str]]] = []
-    if key := spec.source.key:
-        wanted.append(("source.key.column", key.column, {"string" if key.format == "string" else "binary"}))
+    if (key := spec.source.key) and key.column:
+        allowed = {"string": {"string"}, "bytes": {"binary"}}.get(key.format) or {declared.get(key.column, "")}
+        wanted.append(("source.key.column", key.column, allowed))
     for index, header in enumerate(spec.source.headers):
         wanted.append((f"source.headers.{index}.column", header.column, {"string", "binary"}))
     seen: dict[str, str] = {}
