@@ -215,6 +215,8 @@ class StageContext:
     topic_ids: Mapping[str, str]
     units: Mapping[str, str | Mapping[str, Any]] = field(default_factory=dict)
     """Map a column's full name to how its values arrive in records; see `frazil.ingest.formats.fields.Unit`."""
+    is_lenient: bool = False
+    """Whether columns of primitive types that are not in `units` are read with lenient casts."""
     beside_value: Mapping[str, str | None] = field(default_factory=dict)
     """Map each column that the record's value does not fill to the name of its header, or to None for the key."""
     key_columns: KeyColumns | None = None

@@ -14,6 +14,7 @@ from frazil.ingest.contract import StageContext, StageTask, Target
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.fields import Unit
 from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.ingest.range_passes import MultiPassReader
 from frazil.ingest.range_reader import RangeReader
@@ -52,7 +53,12 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
     hidden = withheld_paths(context, schema)
     make = partial(create_decoder, context.record_format, evolution=context.evolution, hidden=hidden)
     filled = select_value_columns(context, schema)
-    units = units_of_fields(filled, context.record_units)
+    lenient: dict[int, Unit] = {
+        field.field_id: {"cast": "lenient"}
+        for field in filled.fields
+        if context.is_lenient and field.field_type.is_primitive
+    }
+    units = lenient | units_of_fields(filled, context.record_units)
     return create_aliased_decoder(make, filled, units, context.aliases)
 
 

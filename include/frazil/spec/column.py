@@ -97,8 +97,8 @@ class Column(Model):
         `cast` is the stream's setting. The column's own setting overrides it.
         """
         found: dict[str, Any] = {} if self.path == (self.name,) else {"from": [*self.path]}
-        if (self.cast or cast) == "lenient" and "<" not in self.type:
-            found["cast"] = "lenient"
+        if "lenient" in {cast, self.cast} and "<" not in self.type:
+            found["cast"] = self.cast or cast
         if self.rounding:
             found["rounding"] = self.rounding
         if self.null_if:

@@ -185,7 +185,7 @@ class StreamSpec(Model):
     )
     cast: Literal["strict", "lenient"] = Field(
         default="strict",
-        description="The default for `cast` of columns with primitive types.",
+        description="The default for `cast` of columns with primitive types, also of those that `evolution` adds.",
     )
     transform: str | None = Field(
         default=None,

@@ -161,6 +161,8 @@ def _find_conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tupl
     """Yield each conversion that is not possible for a column: its key, its value and the reason."""
     declared = _format_of(spec, column)
     reading = column.reading_settings(spec.cast)
+    if reading.get("cast") == "strict":
+        del reading["cast"]
     conversions = [key for key in ("cast", "rounding", "null-if", "default") if reading.get(key) is not None]
     for key in [key for key in conversions if key != "default"] if declared.type == "csv" else ():
         instead = "set source.format.null instead, or use a transform" if key == "null-if" else "use a transform"

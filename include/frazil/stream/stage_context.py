@@ -88,6 +88,7 @@ def build_declared_context(
         topic_ids={},
         units=units,
         aliases=other_names,
+        is_lenient=spec.cast == "lenient" and spec.evolution.mode != "off",
         beside_value=spec.beside_value,
         key_columns=key_columns(spec),
         transform=current_transform(spec, schema, other_names),
