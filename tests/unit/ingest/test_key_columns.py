@@ -161,7 +161,7 @@ def test_a_tombstone_deletes_the_row_of_a_composite_key() -> None:
     found = shaped(spec, [(key, {"n": 1}), (key, None), ({"id": 7}, None)])
     assert rows(found) == {0: {"user": 7, "place": "Ur", "n": 1}, 1: {"user": 7, "place": "Ur", "n": None}}
     assert found.rows.column("_frazil_change").to_pylist() == [0, 1]
-    assert errors(found) == {2: "the record's key: place: required, and missing or null"}
+    assert errors(found) == {2: "the record's key: at: required, and missing or null"}
 
 
 def test_a_transform_reads_fields_of_the_key() -> None:
