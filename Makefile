@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
-# Tests run in so many processes, one more than cores, because they wait for servers a third of their time;
+# Tests run in so many processes, two more than cores, because most of them wait for servers half of their time;
 # CONTRIBUTING.md says how they share their servers. A process that dies ends the run, which names its test: a
 # replacement may never come, and the run would wait for it.
-WORKERS ?= 3
+WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 STATIC := $(wildcard include demo spark_apps dags deploy plugins tests bench)
 
@@ -48,7 +48,7 @@ lint: venv ## Lint, format, types and import contract alone
 unit: WORKERS = 2
 unit: venv loops ## The fast tests alone, which start nothing
 	FRAZIL_TEST_EXAMPLES=unit $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) $(BIN)/pytest $(PARALLEL) \
-	  -m 'not soak and not processes' tests/unit $(PYTEST)
+	  -m 'not soak and not processes and not slow' tests/unit $(PYTEST)
 
 bench: setup ## Benchmarks, one after another (BENCH=name for one of them); see bench/README.md
 	@set -e; for name in $(or $(BENCH),$(filter-out peers growth substrates upserts upsert_reads,$(basename $(notdir $(wildcard bench/*.py))))); do \
@@ -65,7 +65,8 @@ mutants: setup ## Changes of decisions that no unit test notices, of a sample (R
 	@left=0; for room in $(or $(ROOM),commit merge audit stream); do \
 	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
 
-setup: check-java venv jars loops ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
+setup: check-java venv ## Everything that demo and tests need: .venv, the JVM jars, compiled loops
+	@$(MAKE) --no-print-directory -j2 jars loops
 
 venv: $(INSTALLED) ## .venv alone
 

@@ -154,7 +154,8 @@ class Bench:
         """Open the tables again, as another process would."""
         with times.of("open"):
             fresh = Bench(self.spec, self.records)
-        assert fresh.route is None or len(fresh.route.routed.targets) == len(self.route.routed.targets)  # type: ignore[union-attr]
+        routed, before = fresh.route.routed, self.route.routed
+        assert routed is None or (before is not None and len(routed.targets) == len(before.targets))
         self.__dict__ = fresh.__dict__
 
     def batch(self, times: Times) -> int:
@@ -163,7 +164,7 @@ class Bench:
         start = self.marker.offsets["shop", 0]
         task = StageTask(0, (OffsetRange("shop", 0, start, start + self.count),))
         result = self._stage(times, key, task)
-        if result.values and self.route:
+        if result.values:
             with times.of(f"make {len(result.values)} tables"):
                 self.route.make(result.values, self.marker)
             result = self._stage(times, key, task)
@@ -185,17 +186,15 @@ class Bench:
             assert self.tables.journals.put(journal)
         with times.of("home"):
             self.marker = self.committer.commit(journal)
-        if self.route:
-            with times.of("follow"):
-                self.route.commit_batch()
-            assert not self.route.behind, self.route.followers.behind
+        with times.of("follow"):
+            self.route.commit_batch()
+        assert not self.route.behind, self.route.followers.behind
         return len(journal.to_bytes())
 
     def _stage(self, times: Times, key: BatchKey, task: StageTask) -> StageResult:
         with times.of("context"):
             context = build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
-            if self.route:
-                context = self.route.add_targets(context, key, self.marker)
+            context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
         with times.of("stage"), mock.patch.object(stage_components, "create_kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,7 @@ from frazil.spark import jars
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
-from tests import chromium, polling
+from tests import chromium, durations, polling
 from tests.no_sync import write_without_sync
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
@@ -92,17 +93,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Choose which tests share a worker of `make test`, and what it begins with: what takes longest.
 
     One worker waits for Airflow while others compute with Spark: one for the tests that request it, one for acceptance.
-    Every other file is a group of its own. The last groups are the files of unit tests, so the workers end together.
+    Every other file is a group of its own. The last groups take no time, so the workers end together.
     """
+    seconds = durations.read()
     for item in items:
         if not is_in_turn(item):
             item.add_marker(pytest.mark.soak)
+        if seconds.get(durations.function_of(item.nodeid), 0) >= durations.SLOW_S:
+            item.add_marker(pytest.mark.slow)
     order = {"airflow": 0, "spark": 1}
     groups = {item: group_of(item) for item in items}
+    longest: Counter[str] = Counter()
+    for group, function in dict.fromkeys((group, durations.function_of(item.nodeid)) for item, group in groups.items()):
+        longest[group] += seconds.get(function, 0)  # type: ignore[assignment]
     for item, group in groups.items():
         if item.config.pluginmanager.hasplugin("xdist"):
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: order.get(groups[item], len(order)))
+    items.sort(key=lambda item: (order.get(groups[item], len(order)), -longest[groups[item]]))
 
 
 def is_in_turn(item: pytest.Item) -> bool:
@@ -135,9 +142,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
-    file = item.nodeid.partition("::")[0]
-    if file.startswith("tests/acceptance/"):
-        return file  # its Airflow has no scheduler
+    file = durations.file_of(item.nodeid)
+    if (folder := file.rpartition("/")[0]) in {"tests/acceptance", "tests/dags"}:
+        return folder  # its Airflow has no scheduler, and is imported once
     fixtures = getattr(item, "fixturenames", ())
     return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
 

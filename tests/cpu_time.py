@@ -2,6 +2,7 @@
 
 CPU seconds are those of a test with all of its processes, and hardly depend on what else the machine does. A server
 that tests share counts for the test that started it, and from then on for each with what it does meanwhile.
+`--write-durations` stores the CPU seconds of the files that ran in tests/durations.json.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import PurePath
 
 import psutil
 import pytest
+
+from tests import durations
 
 SHOWN = 20
 _spent: Counter[str] = Counter()
@@ -28,6 +31,10 @@ def cpu_s() -> float:
             times = process.cpu_times()
             spent += times.user + times.system + times.children_user + times.children_system
     return spent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help="store CPU seconds in tests/durations.json")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -60,6 +67,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(f"{took:8.1f} {folders[name]:8.1f}  {name}")
     for name, spent in _spent.most_common(SHOWN):
         terminalreporter.line(f"{spent:17.1f}  {name}")
+    if terminalreporter.config.getoption("--write-durations"):
+        durations.write(_spent)
 
 
 def folder_of(test: str) -> str:

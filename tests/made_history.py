@@ -15,6 +15,7 @@ from pyiceberg.table.update import AddSnapshotUpdate
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
+from frazil.commit.cost import BatchCost
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.rejection_reasons import Reason
@@ -109,7 +110,8 @@ class MadeHistory:
         files, size = int(reported.get("added-data-files", 0)), int(reported.get("added-files-size", 0))
         unread = {(self.made.topic, p): n for p, n in self.waits.items()}
         self.record(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
-        self.record(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size))
+        cost = BatchCost(int(400 * seconds), writes=6 + files, reads=3)
+        self.record(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size, cost=cost))
 
     def minutes(self, count: int, each: Callable[[int], Sequence[int]], **more: Any) -> None:
         for minute in range(count):

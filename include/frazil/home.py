@@ -28,6 +28,11 @@ def home() -> Path:
     return Path(os.environ.get("FRAZIL_HOME") or ".frazil").expanduser().absolute()
 
 
+def streams_folder() -> Path:
+    """Return the absolute path of the folder of declared streams: `$FRAZIL_STREAMS`, by default `include/streams`."""
+    return Path(os.environ.get("FRAZIL_STREAMS") or "include/streams").absolute()
+
+
 def dev_airflow_home() -> Path:
     """Return the AIRFLOW_HOME of the Airflow that `frazil dev up --airflow` starts. Does not create it."""
     return home() / "dev" / "airflow"

@@ -1,6 +1,7 @@
 """`frazil` commands as processes of their own, forked from one that has imported everything: a start costs 50 ms.
 
-A process may be killed, stopped and left alone as a user's is; only its imports and, with a writer, the JVM are spared.
+A process may be killed, stopped and left alone as a user's is; only its imports, the load of compiled loops and, with
+a writer, the JVM are spared.
 The server adopts what a killed process leaves behind, so that none of them outlives the test that started it.
 Run as a program this is the server: a line of JSON on standard input is a `Request`, its answer the pid.
 """
@@ -8,6 +9,7 @@ Run as a program this is the server: a line of JSON on standard input is a `Requ
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -23,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from frazil.ingest import precompile
 from tests.no_sync import write_without_sync
 from tests.polling import eventually
 
@@ -151,6 +154,9 @@ class CommandServer:
 def _serve() -> None:
     for module in IMPORTED:
         import_module(module)
+    precompile.main()
+    gc.collect()
+    gc.freeze()  # no command's garbage collector walks what all of them share
     write_without_sync()
     children: dict[int, str] = {}
     if sys.platform == "linux":

@@ -54,7 +54,7 @@ class Cell:
         One stream alone writes to a table with a key, and to the tables of its route. A routed stream that appends
         cannot be reset to where its table stands.
         """
-        alone = self.shape.keeps != "all" or self.shape.routed
+        alone = self.shape.keeps != "all" or self.shape.routed is not None
         if alone and self.situation.arise is another_stream:
             return False
         return not (self.shape.routed and self.shape.keeps == "all" and self.situation.arise is rolled_back)

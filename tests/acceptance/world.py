@@ -29,6 +29,7 @@ from frazil.partitions.windows import Window
 from frazil.signals.signal import Signal
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.load import load_stream
+from frazil.spec.route import derive_name_part
 from frazil.table.catalogs import load_catalog
 from tests.acceptance.airflow_server import AirflowServer, DagRun
 from tests.acceptance.command_server import CommandServer, Done, Running
@@ -57,11 +58,12 @@ class Shape:
     """The table's properties."""
     keeps: Literal["all", "first", "newest"] = "all"
     """The records of an id that become its row. If not all do, each record is sent with another version."""
-    routed: bool = False
-    """Whether ids choose the table, as `ROUTED` says; all other ids stay in the default table."""
-    transformed: bool = False
-    """Whether SQL drops some records, and computes a column, and of a routed stream the column that chooses the table.
+    routed: Literal["id", "note", "room"] | None = None
+    """The column that chooses the table: ids as `ROUTED` says, a room that a transform computes of them, or a
+    template's table for each note. The records of all others stay in the default table.
     """
+    transformed: bool = False
+    """Whether SQL drops some records and computes columns."""
 
     def __str__(self) -> str:
         return self.name
@@ -69,7 +71,7 @@ class Shape:
 
 ROUTED = {number: f"_{'odd' if number % 2 else 'even'}" for number in range(60) if number % 3}
 """The ids that a route sends to another table, with the suffix of its name."""
-SUFFIXES = ("", *sorted({*ROUTED.values()}))
+NOTES = ("x", "", None, "naïve ☃", 'a "quoted"\nline', "\u0000")
 
 FIELDS = (
     '{id: {type: long, required: true}, at: {type: timestamptz, required: true}, note: string, fare: "decimal(9, 2)", '
@@ -95,21 +97,22 @@ SHAPES = (
         "without repeats", 3,
         "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n", keeps="first",
     ),
-    Shape("routed", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", routed=True),
+    Shape("routed", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", routed="id"),
+    Shape("routed by a template", 2, "partition-by: [day(at)]\ncommit: {interval: 1s}\n", routed="note"),
     Shape(
         "routed and upserted", 2,
         "mode: upsert\nkey: [id]\npartition-by: [bucket(2, id)]\ncommit: {interval: 1s}\n",
-        keeps="newest", routed=True,
+        keeps="newest", routed="id",
     ),
     Shape(
         "routed without repeats", 2,
         "dedupe: {key: id, within: 1h}\npartition-by: [hour(at)]\ncommit: {interval: 1s}\n",
-        keeps="first", routed=True,
+        keeps="first", routed="id",
     ),
     Shape("transformed", 2, "partition-by: [hour(at)]\ncommit: {interval: 1s}\n", transformed=True),
     Shape(
         "routed by a computed column", 3, "partition-by: [day(at)]\ncommit: {interval: 1s}\n",
-        routed=True, transformed=True,
+        routed="room", transformed=True,
     ),
 )  # fmt: skip
 
@@ -187,6 +190,18 @@ class World:
     def identifier(self) -> str:
         return f"acceptance.{self.table_name or self.name}"
 
+    @property
+    def template(self) -> str:
+        """The template of further tables, which stands for all of them in Airflow."""
+        return f"{self.identifier}_of_{{value}}"
+
+    @property
+    def suffixes(self) -> list[str]:
+        """The suffixes of the stream's tables that may exist."""
+        if self.shape.routed == "note":
+            return ["", *(f"_of_{derive_name_part(note)}" for note in NOTES if note is not None)]
+        return ["", *(sorted({*ROUTED.values()}) if self.shape.routed else ())]
+
     def declare(self) -> None:
         self.file.parent.mkdir(exist_ok=True)
         fields = f", schema: {FIELDS}" if self.shape.transformed else ""
@@ -202,7 +217,7 @@ class World:
             "  tags: list<string>\n"
             "  place: 'struct<city: string, zip: int>'\n"
             f"{self.extra_columns}"
-            f"{'  room: string' + chr(10) if self.shape.transformed and self.shape.routed else ''}"
+            f"{'  room: string' + chr(10) if self.shape.routed == 'room' else ''}"
             "event-time: at\n"
             "lateness: 0s\n"
             f"complete-from: {BEGIN.isoformat()}\n"
@@ -217,7 +232,7 @@ class World:
         computed = [
             "CASE WHEN note = '' THEN 'none' ELSE note END AS note",
             *(["CASE WHEN id BETWEEN 0 AND 59 AND id % 3 <> 0 THEN 'of ' || (id % 2) ELSE 'others' END AS room"]
-              if self.shape.routed else []),
+              if self.shape.routed == "room" else []),
             *(["CAST(NULL AS DOUBLE) AS surge"] if self.extra_columns else []),
         ]  # fmt: skip
         columns = ", ".join(["id", '"at"', "fare", "tags", "place", *computed])
@@ -234,14 +249,17 @@ class World:
     def _route(self) -> str:
         if not self.shape.routed:
             return ""
-        computed = self.shape.transformed
+        if self.shape.routed == "note":
+            route = {"by": "field", "name": "note", "template": self.template, "complete": [self.template]}
+            return f"route: {json.dumps(route)}\n"
         tables = {
-            f"of {number % 2}" if computed else str(number): f"{self.identifier}{suffix}"
+            str(number) if self.shape.routed == "id" else f"of {number % 2}": f"{self.identifier}{suffix}"
             for number, suffix in ROUTED.items()
         }
         complete = sorted({*tables.values()}) if "(at)" in self.shape.yaml else []
-        name = "room" if computed else "id"
-        return f"route: {json.dumps({'by': 'field', 'name': name, 'tables': tables, 'complete': complete})}\n"
+        return (
+            f"route: {json.dumps({'by': 'field', 'name': self.shape.routed, 'tables': tables, 'complete': complete})}\n"
+        )
 
     # Kafka
 
@@ -251,7 +269,7 @@ class World:
         self.produced += 1
         record: dict[str, Any] = {"id": number, "at": (BEGIN + number * STEP).isoformat().replace("+00:00", "Z")}
         optional = {
-            "note": ("x", "", None, "naïve ☃", 'a "quoted"\nline', "\u0000")[number % 6],
+            "note": NOTES[number % len(NOTES)],
             "fare": (1, -12.5, None, 9999999.99, 0.1)[number % 5],
             "tags": ([], ["a", None], None, ["b", "b"])[number % 4],
             "place": (None, {"city": "Ur"}, {"zip": 1, "more": [{}]}, {})[number % 4],
@@ -349,9 +367,9 @@ class World:
         return load_catalog(None).load_table(f"{self.identifier}{suffix}")
 
     def tables(self) -> list[Table]:
-        """The tables of the stream's rows; those that its route names are made by its first start."""
+        """The tables of the stream's rows; a route makes its tables at the first start or with their first record."""
         found = [self.table()]
-        for suffix in SUFFIXES[1:] if self.shape.routed else ():
+        for suffix in self.suffixes[1:]:
             with contextlib.suppress(NoSuchTableError):
                 found.append(self.table(suffix))
         return found
@@ -394,8 +412,11 @@ class World:
         assert all(x["error_class"] and x["error"] for x in dead_letters)
         return Counter(((x["kafka_partition"], x["kafka_offset"]), x["value"]) for x in dead_letters)
 
-    def suffix(self, number: int) -> str:
-        """The suffix of the table that an id belongs to."""
+    def suffix(self, row: Fields) -> str:
+        """The suffix of the table that a row belongs to."""
+        number, note = row[0], row[2]
+        if self.shape.routed == "note":
+            return "" if note is None else f"_of_{derive_name_part(note)}"
         return ROUTED.get(number, "") if self.shape.routed else ""
 
     # The law
@@ -459,7 +480,7 @@ class World:
             rows = [row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
             mine = [r for r in rows if r["kafka_topic"] == self.topic]
             assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
-                (*at, row[0]) for at, row in good.elements() if self.suffix(row[0]) == suffix
+                (*at, row[0]) for at, row in good.elements() if self.suffix(row) == suffix
             )
 
     def check_grown(self, *, within: int) -> None:
@@ -495,23 +516,31 @@ class World:
 
         Returns the newest signal of each window by the suffix of the table; Airflow has an event of each.
         """
-        return {suffix: self._signal(suffix) for suffix in (SUFFIXES if self.shape.routed else ("",))}
+        if self.shape.routed != "note":
+            return {suffix: self._signal(f"{self.identifier}{suffix}") for suffix in self.suffixes}
+        self._signal(self.identifier)
+        self._signal(self.template, dag=self.name)
+        return {suffix: self._newest(f"{self.identifier}{suffix}") for suffix in self.suffixes}
 
-    def _signal(self, suffix: str) -> Mapping[Window, Signal]:
-        identifier = f"{self.identifier}{suffix}"
+    def _signal(self, identifier: str, *, dag: str = "") -> Mapping[Window, Signal]:
+        """Run the DAG of a table, or of all tables of the template."""
         if self.windows is None:
-            assert f"frazil_partitions_{identifier}" not in self.airflow.parsed()[0]
+            assert f"frazil_partitions_{dag or identifier}" not in self.airflow.parsed()[0]
             return {}
-        eventually(lambda: self.airflow_run(f"partitions_{identifier}").state == "waiting")
+        eventually(lambda: self.airflow_run(f"partitions_{dag or identifier}").state == "waiting")
         signals = TableSignals.load(load_catalog(None), identifier)
-        made, newest = signals.after(0), signals.newest(from_us=0, to_us=2**62)
+        made = signals.after(0)
+        newest = {(s.table, s.window): s for s in made}.values()
         assert Counter(self.airflow.published(identifier)) == Counter(
-            (s.partition, s.number) for s in made if s.revision == 1
+            (signals.event_key(s), s.number) for s in made if s.revision == 1
         )
         again = Counter(self.airflow.published(f"{identifier}.reopened"))
-        assert again <= Counter((s.partition, s.number) for s in made if s.revision > 1)
-        assert {(s.partition, s.number) for s in newest.values() if s.revision > 1} <= set(again)
-        return newest
+        assert again <= Counter((signals.event_key(s), s.number) for s in made if s.revision > 1)
+        assert {(signals.event_key(s), s.number) for s in newest if s.revision > 1} <= set(again)
+        return self._newest(identifier)
+
+    def _newest(self, identifier: str) -> Mapping[Window, Signal]:
+        return TableSignals.load(load_catalog(None), identifier).newest(from_us=0, to_us=2**62)
 
     def airflow_run(self, dag: str, *, hours_ahead: int = 0, **conf: Any) -> DagRun:
         """Run one of frazil's DAGs: no task may fail."""
@@ -541,8 +570,10 @@ class World:
         length = timedelta(days=1) if window == "day" else timedelta(hours=1)
         self.signalled_to = max(self.signalled_to, passed)
         for suffix, of_table in signals.items():
-            rows = Counter((row[1] - BEGIN) // length for _, row in good.elements() if self.suffix(row[0]) == suffix)
+            rows = Counter((row[1] - BEGIN) // length for _, row in good.elements() if self.suffix(row) == suffix)
             complete = {number: rows[number] for number in range((self.signalled_to - BEGIN) // length)}
+            if suffix.startswith("_of_") and not rows:
+                continue  # no record has made this table, or none of its rows was kept
             found = {(w.start_us - BEGIN_US) // (length // MICROSECOND): s.rows for w, s in of_table.items()}
             assert found == complete, suffix
 

@@ -258,6 +258,24 @@ def test_a_table_shows_each_window_in_its_state_and_what_maintenance_saved(open_
     expect(page.get_by_role("img", name=re.compile("of merge, customers"))).to_be_visible()
 
 
+def test_a_chosen_window_lists_the_dag_runs_that_it_started(open_page: Open, server: ApiServer):
+    page = open_page(f"{PAGE}#/table/shop.orders")
+    settled(page, "shop.orders")
+    cell = page.locator(".calendar .cell.complete").last
+    window = str(cell.get_attribute("aria-label")).split(":")[0].replace(" ", "T")
+    runs = [(window, "frazil_daily_sales", "success"), (window, "of_a_team", "failed")]
+    server.process.call(in_airflow.put_window_runs, "shop.orders", runs)
+    cell.click()
+    shown = page.locator(".started li")
+    expect(shown).to_have_text(["frazil_daily_sales success", "of_a_team failed"])
+    link = page.get_by_role("link", name="of_a_team")
+    expect(link).to_have_attribute("href", "/dags/of_a_team/runs/asset__1")
+    page.reload()
+    expect(shown).to_have_count(2)
+    view(page, "#/stream/orders", "orders")
+    expect(page.locator(".days tbody tr").first).to_contain_text("so far")
+
+
 def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: Browser, server: ApiServer):
     context = browser.new_context()
     page, got = context.new_page(), []

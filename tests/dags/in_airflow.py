@@ -7,6 +7,7 @@ an environment, a database and a parsed DAG folder of its own; its functions are
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import multiprocessing
@@ -93,6 +94,7 @@ def _serve(connection: Connection, environment: Mapping[str, str], log: str) -> 
         os.dup2(said, descriptor)
     os.environ.clear()
     os.environ.update(environment)
+    gc.freeze()  # what was imported before the fork
     write_without_sync()
     settings = importlib.import_module("airflow.settings")
     settings.configure_vars()
@@ -557,6 +559,26 @@ def token(role: str) -> str:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     return str(get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=role.lower(), role=role)))
+
+
+def put_window_runs(table: str, runs: Sequence[tuple[str, str, str]]) -> None:
+    """Let events of a table's windows, by partition key, have started runs of DAGs, by id, with a state."""
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        asset = session.scalars(select(AssetModel).where(AssetModel.name == table)).first()
+        if asset is None:
+            asset = AssetModel(name=table, uri=table, group="frazil")
+            session.add(asset)
+            session.flush()
+        for number, (key, dag_id, state) in enumerate(runs):
+            event = AssetEvent(asset_id=asset.id, extra={}, partition_key=key)
+            run = DagRun(dag_id=dag_id, run_id=f"asset__{number}", run_type="asset_triggered", state=state)
+            event.created_dagruns.append(run)
+            session.add(event)
 
 
 def audit_log(event: str) -> list[tuple[str | None, str | None, str]]:

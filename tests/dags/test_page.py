@@ -128,6 +128,8 @@ def declared(ask: Ask, streams: Path) -> None:
     route = "route: {by: field, name: id, tables: {'1': demo.orders_one}, template: 'demo.orders_of_{value}'}\n"
     route += "coordinates: false\n"
     (streams / "orders.yaml").write_text(YAML.format(name="orders", table="demo.orders") + route)
+    hourly = "partition-by: [hour(at)]\ncomplete: hour\n"
+    (streams / "visits.yaml").write_text(YAML.format(name="visits", table="web.visits") + hourly)
     (streams / "wrong.yaml").write_text("name: wrong\nschema: {id: lung}\n")
     eventually(lambda: ask("VIEWER", "api/overview")["body"]["lines"], within_s=60)
 
@@ -210,6 +212,17 @@ def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask
     )
     assert (found["shape"], found["streams"], found["problems"]) == (None, ["ticks"], [])
     assert ask("VIEWER", "api/table/demo.nothing")["status"] == 404
+
+
+@pytest.mark.usefixtures("declared")
+def test_a_window_shows_the_runs_that_it_started(ask: Ask, airflow_process: AirflowProcess):
+    hour = "2013-12-30T09"
+    runs = [(hour, "frazil_daily_sales", "success"), (hour, "of_a_team", "failed"), ("2013-12-30T10", "late", "queued")]
+    airflow_process.call(in_airflow.put_window_runs, "web.visits", runs)
+    found = eventually(lambda: ask("VIEWER", "api/table/web.visits")["body"]["runs"], within_s=60)
+    first = {"dag": "frazil_daily_sales", "run": "asset__0", "state": "success"}
+    assert found[hour] == [first, {"dag": "of_a_team", "run": "asset__1", "state": "failed"}]
+    assert [run["dag"] for run in found["2013-12-30T10"]] == ["late"]
 
 
 @pytest.mark.usefixtures("declared")
@@ -637,8 +650,8 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
         stream, table = (ask("VIEWER", path, teams=teams)["status"] for path in PATHS)
         return {line["stream"] for line in lines}, stream, table
 
-    assert seen("blue") == ({"ghosts", "orders", "ticks", "wrong"}, 200, 200)
-    assert seen() == ({"ghosts", "orders", "wrong"}, 404, 404)
+    assert seen("blue") == ({"ghosts", "orders", "ticks", "visits", "wrong"}, 200, 200)
+    assert seen() == ({"ghosts", "orders", "visits", "wrong"}, 404, 404)
     assert seen("red") == seen()
     for action in ("pause/ticks", "abandon/ticks", "maintain/demo.ticks"):
         assert ask("OP", f"api/plan/{action}", method="POST", headers=OURS, body={})["status"] == 404

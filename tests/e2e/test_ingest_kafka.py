@@ -110,7 +110,7 @@ def in_transactions(kafka: EmbeddedKafka, topic: str, *parts: tuple[Iterable[byt
 
 def run(context: StageContext, *ranges: OffsetRange, attempt: int = 0) -> StageResult:
     task = StageTask(0, ranges)
-    return stage(context, task, attempt=attempt, on_progress=lambda _: None, now_us=lambda: REJECTED_AT_US)
+    return stage(context, task, attempt=attempt, now_us=lambda: REJECTED_AT_US)
 
 
 def landed(result: StageResult, kind: str = "main") -> list[dict[str, Any]]:
@@ -362,7 +362,7 @@ def test_a_large_range_is_read_in_chunks_and_reports_progress(
         produce(kafka, name, (b'{"id":%d,"at":"2026-01-01"}' % n for n in range(count // 3)), partition=partition)
     reports: list[int] = []
     task = StageTask(0, tuple(OffsetRange(name, p, 0, count // 3) for p in range(3)))
-    result = stage(context, task, attempt=0, on_progress=reports.append)
+    result = stage(context, task, attempt=0, on_progress=lambda records, _: reports.append(records))
     assert reports[-1] == count
     assert reports == sorted(reports)
     assert sum(p.records for p in result.progress) == count
@@ -415,6 +415,26 @@ def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_
         list(ranges)
 
 
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_a_damaged_batch_is_neither_read_nor_taken_for_a_gap(
+    reader: str, kafka: EmbeddedKafka, topic: TopicFactory, codec: str
+) -> None:
+    """See confluentinc/librdkafka#1056: unless told to check them, the client returns the records of such a batch."""
+    name = topic()
+    for first in (0, 10, 20):
+        produce(kafka, name, map(event, range(first, first + 10)), **{"compression.type": codec})
+    (log,) = (kafka.folder / "data").glob(f"{name}-0/*.log")
+    with log.open("r+b") as file:
+        file.seek(log.read_bytes().index(b'{"id": 10') + 7)  # in the second batch
+        file.write(b"7")
+    kind = ColumnReader if reader == "columns" else MessageReader
+    with (
+        kind({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 30)]) as ranges,
+        pytest.raises(KafkaUnavailable, match=rf"{name}\[0\] at 10: a batch of records is damaged: .* leader"),
+    ):
+        list(ranges)
+
+
 def test_a_batch_of_a_hundred_megabytes_is_read(reader: str, kafka: EmbeddedKafka, topic: TopicFactory) -> None:
     """The client needs up to three times the bytes; compressed, the batch has four kilobytes."""
     name, of_producer = topic(), {"message.max.bytes": 1_000_000_000, "batch.size": 500_000_000}
@@ -428,7 +448,7 @@ def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: Topic
     name = topic()
     produce(kafka, name, map(event, range(4)))
 
-    def interrupt(_: int) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     task = StageTask(0, (OffsetRange(name, 0, 0, 4),))

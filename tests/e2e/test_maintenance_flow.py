@@ -95,7 +95,7 @@ def land(folder: Path, *, batches: int) -> MadeStream:
     return stream
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 @pytest.mark.timeout(900)
 def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     client = airflow.client()

@@ -140,7 +140,7 @@ def failed_run(client: AirflowClient, said: str) -> tuple[str, str] | None:
     return None
 
 
-@pytest.mark.rotates(2)
+@pytest.mark.rotates(3)
 @pytest.mark.timeout(1200)
 def test_a_day_is_signalled_gated_released_aggregated_reopened_and_aggregated_again(
     airflow: EmbeddedAirflow, tmp_path: Path

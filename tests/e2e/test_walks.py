@@ -119,6 +119,7 @@ def test_no_block_of_the_quick_start_is_left_out() -> None:
     assert [block for heading in (*ALONE, *IN_AIRFLOW) for block in section(TUTORIAL, heading)] == blocks(TUTORIAL)
 
 
+@pytest.mark.rotates(2)
 def test_the_quick_start_can_be_followed_until_airflow_starts(shell: Shell) -> None:
     for heading in ALONE:
         walk(shell, section(TUTORIAL, heading))

@@ -29,6 +29,7 @@ from frazil.stream.engine import TaskAnswer
 from frazil.stream.plan import BatchPolicy, Position
 from frazil.stream.planner import BatchPlanner, PlannerSettings
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.route import StreamRoute
 from frazil.stream.stage_rows import StageRows
 
 from .protocol_faults import Faults
@@ -171,6 +172,7 @@ class Writer:
             emit=lambda _: None,
             run_folder=self.world.folder,
             progress=ProgressFolder(f"{self.world.folder}/progress", {}),
+            route=StreamRoute.begin(SPECS[self.stream], self.tables, marker, None, lambda _: None),
         )
 
     def _plan_from(self, marker: Marker) -> BatchPlanner:

@@ -57,12 +57,12 @@ from .protocol_signals import Signals
 from .protocol_world import DEAD, EVENTS, MAIN, ORDERS, STREAMS, MarkerMove, World, tally_of_the_world
 from .protocol_writer import Writer
 
-EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "50"))
+EXAMPLES = int(os.environ.get("FRAZIL_MODEL_EXAMPLES", "30"))
 SEED = int(os.environ["FRAZIL_TEST_SEED"])
 STEPS = 50
 """An example's most steps; a soak asks for more examples."""
 MIN_STEPS = 34 * EXAMPLES
-"""1,700 in `make test`, of other examples for each commit; most examples use all their steps."""
+"""1,020 in `make test`, of other examples for each commit; most examples use all their steps."""
 MAX_PROCESSES = 4
 FAULTS = {
     "commit": ["fail-before", "fail-after", "late", "others", "overtaken", "kill-before", "kill-after"],

@@ -26,8 +26,6 @@ from tests import polling
 
 eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-FAKE_WRITER = CHECKOUT / "tests" / "unit" / "host" / "fake_writer.py"
 DAG_FILE = '''
 """The DAGs of the streams under test, as dags/writers.py makes them, with another application."""
 
@@ -108,29 +106,17 @@ class SupervisedStream:
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
-    """One Airflow with a DAG for each stream under test; it ends with every writer that it launched."""
-    root = tmp_path_factory.mktemp("supervision")
-    home, streams, dags, real = root / "frazil", root / "streams", root / "dags", root / "real" / "streams"
-    for folder in (streams, dags, real):
-        folder.mkdir(parents=True)
-    (dags / "writers.py").write_text(DAG_FILE)
+def airflow(shared_airflow: EmbeddedAirflow) -> Iterator[EmbeddedAirflow]:
+    """Airflow with a DAG for each stream under test; it ends with every writer that it launched."""
+    root = shared_airflow.home.parent
     for name in STREAMS:
-        (streams / f"{name}.yaml").write_text(SPEC.format(name=name, interval="60s"))
-    extra = {
-        "FRAZIL_HOME": str(home),
-        "FRAZIL_STREAMS": str(streams),
-        "FRAZIL_TEST_APPLICATION": str(FAKE_WRITER),
-        "FRAZIL_TEST_REAL": str(real),
-        "FRAZIL_TEST_WRITER": str(CHECKOUT / "tests" / "writer_without_jvm.py"),
-        "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
-    }
-    airflow = EmbeddedAirflow(root / "airflow", CHECKOUT, dags=dags, extra=extra)
+        (root / "streams" / f"{name}.yaml").write_text(SPEC.format(name=name, interval="60s"))
+    (root / "dags" / "writers.py").write_text(DAG_FILE)
     try:
-        yield airflow.start()
+        yield shared_airflow
     finally:
-        airflow.stop()
-        for folder in (home / "streams").glob("*"):
+        shared_airflow.stop()
+        for folder in (root / "frazil" / "streams").glob("*"):
             LocalLauncher(folder.name, folder=folder).stop(force=True)
 
 

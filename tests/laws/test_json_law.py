@@ -219,7 +219,7 @@ def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Out
     return [outcome for (outcome,) in outcomes_of_each([decoder._read_one_by_one([value], [0]) for value in some], 1)]
 
 
-@settings(max_examples=max(150, settings().max_examples))
+@settings(max_examples=max(100, settings().max_examples))
 @given(st.sampled_from([*OF_FEW.values()]), st.lists(values, min_size=1, max_size=12), st.integers(1, 4))
 def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
     decoder: JsonDecoder, some: list[bytes | None], piece: int
@@ -251,7 +251,7 @@ def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: 
             assert outcome == expected, value
 
 
-@settings(max_examples=max(150, settings().max_examples))
+@settings(max_examples=max(100, settings().max_examples))
 @given(st.sampled_from(NAMES), st.lists(st.one_of(numbers, small, moments, clocks), min_size=1, max_size=4))
 def test_random_values_are_in_a_chunk_what_they_are_by_themselves(name: str, some: list[str]) -> None:
     decoder = OF_ONE[name]["flat"]
@@ -287,7 +287,7 @@ def repeated(cells: list[tuple[str, str]], known: frozenset[str] | None = None) 
     return len(set(counted)) < len(counted)
 
 
-@settings(max_examples=max(300, settings().max_examples))
+@settings(max_examples=max(150, settings().max_examples))
 @given(members, members, members, st.lists(st.sampled_from(["null", "0"]), max_size=2))
 def test_no_key_that_counts_is_lost_because_it_is_given_twice(
     of_map: list[tuple[str, str]], of_struct: list[tuple[str, str]], in_list: list[tuple[str, str]], empty: list[str]

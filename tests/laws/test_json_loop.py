@@ -193,7 +193,7 @@ def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tu
     assert sorted(decoded.rejections) == sorted(alone.rejections), (schema, values)
 
 
-@settings(max_examples=30 * settings().max_examples)
+@settings(max_examples=20 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_a_record_is_by_the_loop_what_it_is_by_itself(seed: int) -> None:
     """The seed makes the schema too: Hypothesis would take as long to draw one as this takes to decode its records."""

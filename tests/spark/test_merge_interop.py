@@ -93,6 +93,33 @@ def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: U
     assert _seen_by(spark) == world.accounts() == rows
 
 
+def test_what_imported_files_have_only_in_their_partition_stays(spark: Any, world: UpsertWorld, tmp_path: Path) -> None:
+    """Files of Hive lack the columns of their partition: see apache/iceberg-python#1401 and apache/auron#2527."""
+    committer = world.begin()
+    world.upsert(committer, [(100, ("eu", 100))])
+    made = spark.createDataFrame(
+        [(number, *row) for number, row in ROWS.items()], "id long, region string, amount long"
+    )
+    made.coalesce(1).write.partitionBy("region").parquet(f"{tmp_path}/hive")
+    spark.sql("REFRESH TABLE default.demo.accounts")
+    spark.sql(
+        "CALL default.system.add_files(table => 'default.demo.accounts', "
+        f"source_table => '`spark_catalog`.`parquet`.`{tmp_path}/hive`')"
+    )
+    rows = {**ROWS, 100: ("eu", 100)}
+    assert _seen_by(spark) == rows
+
+    for how, changes in (
+        ("merge-on-read", {1: ("eu", 10), 2: ("eu", 20)}),
+        ("copy-on-write", {3: ("us", 30), 4: None}),
+    ):
+        world.how = how  # type: ignore[assignment]
+        world.upsert(committer, [*changes.items()])
+
+        rows = {number: row for number, row in {**rows, **changes}.items() if row is not None}
+        assert _seen_by(spark) == rows  # PyIceberg does not read such a column if it is required
+
+
 SETTINGS = Maintenance(expiry=Expiry(keep=timedelta(hours=1), at_least=2))
 MAINTAINED = dataclasses.replace(maintained(), settings=SETTINGS)
 

@@ -66,6 +66,7 @@ DAY_US = 86_400_000_000
 BEGIN_US = 1_388_361_600_000_000
 
 
+@pytest.mark.rotates(2)
 def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "rides.yaml"
     file.write_text(STREAM)

@@ -89,7 +89,7 @@ def read(spark: Any, world: ValuedWorld) -> dict[int, list[str]]:
 @pytest.mark.parametrize(
     ("place", "key", "types"),
     [
-        ("double", "long", FEW),
+        pytest.param("double", "long", FEW, marks=pytest.mark.rotates(2)),
         *(
             pytest.param(place, key, ALL, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
             for place, key in zip(

@@ -35,6 +35,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
+from frazil.stream.route import StreamRoute
 from frazil.stream.stall import StallLimits
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import MadeStream
@@ -97,6 +98,7 @@ class Writer:
             run_folder=self.folder,
             progress=ProgressFolder(f"{tables.state}/progress", tables.main.io_properties),
             wait=self.waits.append,
+            route=StreamRoute.begin(made.spec, tables, marker, None, self.events.emit),
         )
         return self
 

@@ -49,6 +49,15 @@ def test_the_reference_names_every_dag_and_every_variable_that_dags_read() -> No
     assert [name for name in {*map("".join, dags), *variables} - {"FRAZIL_HOME"} if name not in page] == []
 
 
+def test_some_page_names_every_variable_that_a_user_may_set() -> None:
+    internal = {"FRAZIL_DRIVER_CATALOG", "FRAZIL_POD_IP", "FRAZIL_POD_NAME", "FRAZIL_WRITER_LOCK_FD"}
+    code = "\n".join(file.read_text() for file in Path("include/frazil").rglob("*.py"))
+    pages = "\n".join(page.read_text() for page in PAGES)
+    read = set(re.findall(r"[\"']_?(FRAZIL_[A-Z_]+)[\"']", code)) - internal - {"FRAZIL_COMPLETE"}
+    assert len(read) > 20
+    assert [name for name in sorted(read) if name not in pages] == []
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     seen, todo = set(), [Path("docs/README.md")]
     while todo:

@@ -9,7 +9,6 @@ from typing import Any
 from frazil.operations.message import page_path
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import VALUE
-from frazil.spec.routed_stream import find_signal_name
 
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
@@ -37,7 +36,7 @@ def partitions_dag_id(table: str) -> str:
 
 def partitions_dag_of(spec: StreamSpec) -> str:
     """Return the id of the partition DAG of the table that a stream sees as its own."""
-    return partitions_dag_id(spec.name if VALUE in find_signal_name(spec) else spec.table.identifier)
+    return partitions_dag_id(spec.name if VALUE in spec.signal_name else spec.table.identifier)
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:

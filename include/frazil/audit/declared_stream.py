@@ -27,11 +27,12 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
     Raises the errors of `audit_stream`, and those of opening the stream.
     """
     tables, signals = open_read_only(spec).tables, spec.window is not None
-    if spec.mode == "upsert":
+    sinks = spec.sinks
+    if sinks.mode.replaces_rows:
         from frazil.audit.upserts import audit_upserts  # imports staging and merging, only if needed
 
         return audit_upserts(spec, tables, window=window, with_source=with_source)
-    if spec.dedupe is not None:
+    if sinks.mode.drops_repeats:
         result = audit_stream(
             tables, window=window, drops_repeats=True, replayed_from_source=with_source, signals=signals
         )
@@ -45,10 +46,15 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask_kafka, spec, dropped=partial(dropped_offsets, spec, tables))
-    named = {*spec.route.tables.values()} if spec.route else ()
-    place = partial(_place_records, spec, tables) if with_source and spec.route else None
+    place = partial(_place_records, spec, tables) if with_source and sinks.can_follow else None
     return audit_stream(
-        tables, coordinates=spec.coordinates, window=window, ask_kafka=ask, named=named, place=place, signals=signals
+        tables,
+        coordinates=spec.coordinates,
+        window=window,
+        ask_kafka=ask,
+        named=sinks.named,
+        place=place,
+        signals=signals,
     )
 
 

@@ -33,10 +33,10 @@ from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
-from frazil.spec.route import Route
+from frazil.spec.sinks import Sinks
 from frazil.stream.stage_context import build_stage_context, staged_target
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
-from frazil.table.made_tables import get_routing_value, load_route_tables
+from frazil.table.made_tables import load_route_tables
 
 
 @contextmanager
@@ -78,7 +78,7 @@ class SourceRecords:
         context = dataclasses.replace(base, targets=targets, existing_dead_letters=self._dead_letter_offsets())
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
-        return [stage(context, task, attempt=0, on_progress=lambda _: None) for task in tasks], context
+        return [stage(context, task, attempt=0) for task in tasks], context
 
     def _dead_letter_offsets(self) -> dict[TopicPartition, bytes]:
         """Return the offsets of dead letters. Their records are staged as dead letters, even if the declaration accepts
@@ -120,12 +120,12 @@ class ComparedTables:
     @classmethod
     def load(cls, spec: StreamSpec, tables: StreamTables, main: Table, marker: Marker) -> ComparedTables:
         """Load the routed tables. `main` is the default table, which was loaded first, with its marker."""
-        if spec.route is None:
+        if not (sinks := spec.sinks).can_follow:
             return cls({"main": main}, {})
-        routed = load_route_tables(main.catalog, spec.route, stream=spec.name)
-        made = {get_routing_value(t.properties, name, spec.route, stream=spec.name): name for name, t in routed.items()}
-        by_value = {**{value: name for value, name in made.items() if value is not None}, **spec.route.tables}
-        notes = dict(_not_comparable(spec.route, tables, routed, marker))
+        routed = load_route_tables(main.catalog, sinks)
+        made = {sinks.find_value(name, table.properties): name for name, table in routed.items()}
+        by_value = {**{value: name for value, name in made.items() if value is not None}, **sinks.by_value}
+        notes = dict(_not_comparable(sinks, tables, routed, marker))
         compared = {name: table for name, table in routed.items() if name not in notes}
         findings = [Finding(FindingKind.NOT_COMPARED, 1, why, name) for name, why in sorted(notes.items())]
         return cls({"main": main, **compared}, by_value, findings)
@@ -134,27 +134,21 @@ class ComparedTables:
         """Return the staging context with the route's current declaration."""
         if (route := spec.route) is None:
             return context
-        destinations = Destinations(
-            by=route.by,
-            name=route.name or "",
-            targets=dict(self.by_value),
-            to_main=route.otherwise == "table",
-            makes=route.template is not None,
-            allow=route.allow,
-        )
         routed = {
             target: staged_target(spec, self.tables[target], "") if target in self.tables else context.main
             for target in self.by_value.values()
         }
-        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+        return dataclasses.replace(
+            context, targets={**context.targets, **routed}, destinations=Destinations.of(route, self.by_value)
+        )
 
 
 def _not_comparable(
-    route: Route, tables: StreamTables, routed: Mapping[Target, Table], marker: Marker
+    sinks: Sinks, tables: StreamTables, routed: Mapping[Target, Table], marker: Marker
 ) -> Iterator[tuple[Target, str]]:
     """Yield each table that cannot be compared, with the reason. `marker` is the default table's marker."""
     waiting = Followers.load(tables, marker).waiting
-    for target in sorted({*route.tables.values()} - routed.keys()):
+    for target in sorted({*sinks.named} - routed.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in routed.items():
         own = read_marker(table.properties, tables.stream)

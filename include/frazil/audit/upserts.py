@@ -40,7 +40,7 @@ from frazil.commit.merging_modes import MERGING_MODES, merge_rules
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.ingest.contract import StagedFile, Target
+from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader
 from frazil.merge.task import run_merge_task
@@ -65,7 +65,7 @@ def audit_upserts(
 
     Raises the same errors as `audit_stream`.
     """
-    named, result = {*spec.route.tables.values()} if spec.route else set[Target](), None
+    named, result = spec.sinks.named, None
     while result is None:
         table, marker, claimed = _load_claims(tables, window)
         result = audit_changes(tables, table, claimed, window=window, named=named)
@@ -152,7 +152,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
     `by_records` is whether commit records alone determine the number of rows of these ranges.
     """
-    if marker.routed is not None and spec.route is None:
+    if marker.routed is not None and not spec.sinks.can_follow:
         sentence = (
             f"{format_count(claimed.records, 'record', 'was|were')} not compared: the stream had a route, and some "
             "records "
@@ -268,7 +268,7 @@ def _report_table_differences(
     """Report how merging the staged changes would change one table."""
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
-    if replay.spec.dedupe is None:
+    if replay.spec.sinks.mode.replaces_rows:
         schema = Schema.model_validate_json(context.target.schema_json)
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
         keys = find_changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)

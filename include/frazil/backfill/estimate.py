@@ -110,7 +110,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
         targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}
         context = dataclasses.replace(context, targets=targets)
         for task in backfill.source.sample(plan.spans):
-            yield stage(context, task, attempt=0, on_progress=lambda _: None)
+            yield stage(context, task, attempt=0)
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:

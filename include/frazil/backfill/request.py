@@ -144,7 +144,7 @@ def can_backfill(spec: StreamSpec) -> bool:
 
 def deletes_rows(spec: StreamSpec) -> bool:
     """Return whether records of the stream can delete rows."""
-    return spec.mode == "upsert" and (spec.delete is not None or envelope_of(spec.source.format) is not None)
+    return spec.sinks.mode.replaces_rows and (spec.delete is not None or envelope_of(spec.source.format) is not None)
 
 
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:

@@ -71,10 +71,10 @@ class BackfillRoute:
 
         Raises RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
         """
-        if spec.route is None:
+        if (route := spec.route) is None:
             return None
         for attempt in range(MAX_OPEN_ATTEMPTS):
-            routed = RoutedTables(spec, spec.route, load_catalog(spec.table.catalog), tables)
+            routed = RoutedTables(spec, route, load_catalog(spec.table.catalog), tables)
             try:
                 routed.open(_wait_for_routed_tables(tables))
             except Fenced:  # a writer has begun in the meantime

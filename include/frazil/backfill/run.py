@@ -53,7 +53,6 @@ from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_
 from frazil.commit.backfill_records import BackfillRecord, committed_chunks
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
-from frazil.commit.merging_modes import merging_mode
 from frazil.commit.open_streams import OpenStream, open_kafka, open_read_only, open_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
@@ -169,7 +168,7 @@ class Backfill:
     def _drops_reread_rows(self, table: Table) -> bool:
         """Return whether `dedupe` would drop every row that is read again, because all rows have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
-        return self.spec.dedupe is not None and column.required and not self.request.dead_letters
+        return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
     def context(self, tables: StreamTables, key: BatchKey, topic_ids: Mapping[str, str]) -> StageContext:
         """Return the context for staging a chunk."""
@@ -273,7 +272,7 @@ class Backfill:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
             spans = missing_spans(spans, claimed.former_offsets(marker.source.topic_ids))
         dead_letters: Tallies = {} if self.request.dead_letters else self._tally_dead_letters(spans, marker.source)
-        if self.spec.mode == "upsert":
+        if self.spec.sinks.mode.replaces_rows:
             return (dead_letters,)
         wanted = RowSelection(_topics(spans), spans)
         open_windows = dataclasses.replace(wanted, branch=open_branch_name(self.spec.name))
@@ -286,7 +285,7 @@ class Backfill:
         """Collect the offsets of routed tables' rows, including waiting rows. Raises RouteBehind on errors."""
         if marker.routed is None:
             return {}
-        tables, named = self.opened.tables, {*self.spec.route.tables.values()} if self.spec.route else ()
+        tables, named = self.opened.tables, self.spec.sinks.named
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
         routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, named=named)
@@ -304,21 +303,16 @@ class Backfill:
         return tally_rows(self.opened.tables.dead_letters.refresh(), wanted)
 
     @property
-    def _merges_records(self) -> bool:
-        """Whether the stream's records are merged into the table, not appended."""
-        return merging_mode(self.spec) is not None
-
-    @property
     def _is_decided_by_dead_letters(self) -> bool:
         """Whether the dead-letter table, not the stream's table, shows which records a replay still has to write."""
-        return self.request.dead_letters is not None and (self._merges_records or self.route is not None)
+        return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
     @property
     def _skips_records(self) -> bool:
         """Whether some records may change no row: events without a row change, or deletes whose routing value has no
         table.
         """
-        deletes = self.spec.mode == "upsert" and self.spec.route is not None and not self.request.files
+        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.can_follow and not self.request.files
         return deletes or envelope_of(self.spec.source.format) is not None
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
@@ -339,12 +333,13 @@ class Backfill:
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
-        check_declared_mode(staged_files(journals, "main"), merges=self._merges_records, backfill=committer.backfill)
+        merges = self.spec.sinks.mode.merges
+        check_declared_mode(staged_files(journals, "main"), merges=merges, backfill=committer.backfill)
         branch = RowSelection(_topics(spans), spans, branch=branch_name(self.spec.name))
         routed: dict[Target, Tallies] = {**tally_routed(table, journals)}
         default = merge_tallies([tally_rows(table, branch), tally_files_to_merge(table, journals)])
         rows = merge_tallies([default, *routed.values()])
-        if self.spec.mode == "upsert":  # a record may have several changes, which are always committed together
+        if self.spec.sinks.mode.replaces_rows:  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
         if self._is_decided_by_dead_letters:
             elsewhere: tuple[Tallies, ...] = ()
@@ -367,7 +362,7 @@ class Backfill:
                 "backfill was staged"
             )
         problems = backfill_audit.find_problems(staged)
-        if self.spec.mode == "upsert" and not self.request.dead_letters:
+        if self.spec.sinks.mode.replaces_rows and not self.request.dead_letters:
             name = self.opened.tables.main.identifier
             tables: dict[Target, Tallies] = {name: tally_rows(table, dataclasses.replace(branch, branch=MAIN))}
             tables.update(self._tally_routed(table, marker, spans))

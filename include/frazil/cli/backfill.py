@@ -147,26 +147,20 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
     elif last is None:
         echo(f"Stream {spec.name} has never had a backfill.")
     else:
-        repeats = "; repeats do not become rows" if spec.dedupe else ""
+        mode = spec.sinks.mode
+        repeats = "; repeats do not become rows" if mode.drops_repeats else ""
         staged = f"{last.records:,} in {format_count(last.files, 'file')}, {last.bytes:,} bytes{repeats}"
-        on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and spec.mode == "append" else ""
+        on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and not mode.replaces_rows else ""
         echo_fields(
             {
                 "backfill": last.id,
                 "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
-                f"{_staged_noun(spec)}s": staged,
+                f"{mode.noun}s": staged,
                 "dead letters": f"{last.rejected:,}",
                 "requested": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }
         )
-
-
-def _staged_noun(spec: StreamSpec) -> str:
-    """Return the noun for what a backfill stages: "row", "change" for an upsert, or "record" with dedupe, because a
-    record may repeat a row.
-    """
-    return "change" if spec.mode == "upsert" else "record" if spec.dedupe else "row"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:
@@ -174,8 +168,9 @@ def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> N
     if last is None or last.state in {BackfillState.PUBLISHED, BackfillState.ABANDONED}:
         echo(f"Stream {opened.spec.name} has no open backfill.")
         return
-    staged = format_count(last.records, _staged_noun(opened.spec))
-    on_branch = f" from branch {branch_name(opened.spec.name)}" if opened.spec.mode == "append" else ""
+    mode = opened.spec.sinks.mode
+    staged = format_count(last.records, mode.noun)
+    on_branch = f" from branch {branch_name(opened.spec.name)}" if not mode.replaces_rows else ""
     echo(f"Backfill {last.id} has staged {staged} in {format_count(last.chunks, 'chunk')}; none of them is on main.")
     ask(f"Abandon it, and remove them{on_branch}?", yes=yes)
     # The backfill may have been published while the prompt waited.

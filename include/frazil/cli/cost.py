@@ -16,7 +16,7 @@ from frazil.cli.output import echo, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.units import format_count, format_duration, format_rounded_bytes
-from frazil.status.cost import CostReport, Prices, StreamCost, cost_of
+from frazil.status.cost import PRICES_VARIABLE, CostReport, Prices, StreamCost, cost_of
 from frazil.table.parallel import run_in_parallel
 
 COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
@@ -32,7 +32,7 @@ COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
     "--prices",
     "prices_file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    envvar="FRAZIL_PRICES",
+    envvar=PRICES_VARIABLE,
     help="A YAML file of prices (also: FRAZIL_PRICES). Default: list prices of AWS.",
 )
 def cost(  # noqa: PLR0913 - a command's options
@@ -69,7 +69,7 @@ def cost(  # noqa: PLR0913 - a command's options
     echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
     echo(
-        f"Also {prices.currency}{price:,.4f} to store {format_rounded_bytes(stored)} for {format_duration(period)}, "
+        f"Also {prices.format(price)} to store {format_rounded_bytes(stored)} for {format_duration(period)}, "
         "at the "
         "tables' current size."
     )
@@ -96,5 +96,5 @@ def _row(name: str, one: StreamCost, prices: Prices) -> tuple[str, ...]:
         f"{one.writes:,}",
         f"{one.reads:,}",
         format_rounded_bytes(one.written_bytes),
-        f"{prices.currency}{one.price(prices):,.4f}",
+        prices.format(one.price(prices)),
     )

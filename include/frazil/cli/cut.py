@@ -149,10 +149,10 @@ def _load_streams(
                 raise FrazilError(f"table {handle.identifier} is in two catalogs: cut the streams one by one")
         default_marker, since = read_marker(opened.main.current().properties, name), None
         routed = {}
-        if spec.route is not None and default_marker is not None:
+        if spec.sinks.can_follow and default_marker is not None:
             with translate_catalog_errors(opened.main.catalog_name):
                 since = first_batch_missing_anywhere(opened, default_marker)
-                routed = load_route_tables(opened.main.current().catalog, spec.route, stream=name)
+                routed = load_route_tables(opened.main.current().catalog, spec.sinks)
             if complete:
                 _check_complete(spec, opened, routed)
         elif default_marker is not None and default_marker.routed is not None and complete:
@@ -169,8 +169,7 @@ def _check_complete(spec: StreamSpec, tables: StreamTables, existing: Mapping[st
     Raises TableLost for a missing table, and RouteBehind if rows of a backfill wait for a table.
     """
     dropped = find_dropped_tables(spec, tables, existing)
-    listed = set(spec.route.tables.values()) if spec.route else set()
-    unknown = sorted(listed - {*existing, *(table.target for table in dropped)})
+    unknown = sorted({*spec.sinks.named} - {*existing, *(table.target for table in dropped)})
     with translate_catalog_errors(tables.main.catalog_name):
         lost = [*shorten_dropped_tables(dropped), *(describe_unknown_table(spec, tables, target) for target in unknown)]
     missing = [*lost, *map(str, find_tables_missing_backfill(tables, existing))]

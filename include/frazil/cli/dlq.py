@@ -282,7 +282,7 @@ def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
 
 
 def _result_sentence(spec: StreamSpec, done: ReplayResult) -> str:
-    what = "is a row|are rows" if spec.mode == "append" else "is merged|are merged"
+    what = "is merged|are merged" if spec.sinks.mode.replaces_rows else "is a row|are rows"
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"

@@ -72,7 +72,7 @@ def evolve(  # noqa: PLR0913 - one for each option
             "the column with a query engine, and edit the declaration"
         )
     table = open_read_only(spec).tables.main.current()
-    routed = load_route_tables(table.catalog, spec.route, stream=stream) if spec.route else {}
+    routed = load_route_tables(table.catalog, spec.sinks)
     where = spec.table.identifier + (f" and {format_count(len(routed), 'table')} of its route" if routed else "")
     if wanted.drops:
         output.say(f"Readers of {where} will no longer see: {', '.join(wanted.drops)}.")
@@ -109,6 +109,6 @@ def _fixed_columns(spec: StreamSpec, table: Table) -> dict[str, str]:
     fixed = dict.fromkeys(names, "the table is partitioned or sorted by it")
     fixed |= dict.fromkeys(spec.beside_value, "a record's key or header fills it by this name")
     fixed |= dict.fromkeys(RESERVED, "frazil fills it by this name")
-    if spec.route is not None and spec.route.by == "field":
-        fixed[spec.route.name or ""] = "the route reads it by this name"
+    if field := spec.sinks.field:
+        fixed[field] = "the route reads it by this name"
     return fixed | {spec.event_time.column: "it is the event time, which signals and gates read by this name"}

@@ -6,7 +6,6 @@ An alert fires only if its value exceeds the threshold for some time. This comma
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ import click
 from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
-from frazil.cli.status import MAX_PARALLEL_READS
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost
 from frazil.maintenance.alert_rules import Reading, evaluate_table_rules
@@ -41,6 +39,7 @@ from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import lost_dead_letters_error
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_elapsed, format_utc
 
@@ -113,16 +112,14 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     else:
         routed, unlisted = _find_routed_tables(specs, requests)
         tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
-        with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-            results = pool.map(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
-            measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
+        results = run_in_parallel(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
+        measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
         reports, unknown = _add_missing_tables(measured, specs, requests)
         unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem_sentence(e)) for n, e in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
-    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        running = list(pool.map(partial(_read_stream, requests, now_ms=now_ms), specs))
+    running = run_in_parallel(partial(_read_stream, requests, now_ms=now_ms), specs)
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -159,9 +156,8 @@ def _add_missing_tables(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    checked = [spec for spec in specs if spec.route or (spec.table.catalog, spec.table.identifier) in absent]
-    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        answers = [*zip(checked, pool.map(find_missing, checked), strict=True)]
+    checked = [spec for spec in specs if spec.sinks.can_follow or (spec.table.catalog, spec.table.identifier) in absent]
+    answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, problem)
         for spec, missing in answers

@@ -15,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from frazil.errors import CommitUnavailable
+from frazil.home import streams_folder
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import reason_problem
 from frazil.timetext import parse_moment
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
-DEFAULT_STREAMS = Path("include/streams")
-STREAMS_VARIABLE = "FRAZIL_STREAMS"
 JSON = "--json"
 SHELLS = ("bash", "zsh", "fish")
 UNRESPONSIVE_AFTER_S = 10.0
@@ -48,8 +47,8 @@ streams_option = click.option(
     "--streams",
     "streams_folder",
     type=click.Path(path_type=Path, file_okay=False),
-    envvar=STREAMS_VARIABLE,
-    default=DEFAULT_STREAMS,
+    envvar="FRAZIL_STREAMS",
+    default=Path("include/streams"),
     show_default=True,
     help="The folder of declared streams (also: FRAZIL_STREAMS).",
 )
@@ -112,7 +111,7 @@ def _make_completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[.
         from frazil.errors import SpecError  # only when a shell asks
         from frazil.spec.load import load_valid_streams
 
-        given = ctx.params.get("streams_folder") or os.environ.get(STREAMS_VARIABLE) or DEFAULT_STREAMS
+        given = ctx.params.get("streams_folder") or streams_folder()
         try:
             specs, _ = load_valid_streams(Path(given))
         except SpecError:  # the folder declares no stream

@@ -63,8 +63,12 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     output = CommandOutput(as_json)
     opened = (open_stream if given_up else open_read_only)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
-    if marker is None or (marker.routed is None and opened.spec.route is None):
-        what = "has no route" if opened.spec.route is None else "has never started: its first start creates its tables"
+    if marker is None or (marker.routed is None and not opened.spec.sinks.can_follow):
+        what = (
+            "has no route"
+            if not opened.spec.sinks.can_follow
+            else "has never started: its first start creates its tables"
+        )
         raise SpecError(f"stream {stream!r} {what}")
     with translate_catalog_errors(opened.tables.main.catalog_name):
         found = _RouteDifferences.find(opened, marker)
@@ -92,8 +96,7 @@ class _RouteDifferences:
     @classmethod
     def find(cls, opened: OpenStream, default_marker: Marker) -> _RouteDifferences:
         """Compare the route's tables with the default table."""
-        route, catalog = opened.spec.route, opened.tables.main.current().catalog
-        existing = {} if route is None else load_route_tables(catalog, route, stream=opened.spec.name)
+        existing = load_route_tables(opened.tables.main.current().catalog, opened.spec.sinks)
         behind, dropped = find_lagging_and_dropped_tables(opened.spec, opened.tables, default_marker, existing)
         now_ms = opened.tables.clock_ms()
         coming = [each for each in behind if each.is_about_to_commit(now_ms)]
@@ -256,8 +259,8 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
     spec, marker = opened.spec, property_name(default_marker.stream)
     if table in found.tables() or _was_given_up(opened, table):
         return
-    is_own = table in {spec.table.identifier, spec.dead_letter_table}
-    is_listed = spec.route is not None and table in spec.route.tables.values()
+    is_own = table in {spec.sinks.decides, spec.sinks.fenced}
+    is_listed = table in spec.sinks.named
     is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
     if is_own or not (is_written or is_listed):
         others = ", ".join(sorted(found.tables()))

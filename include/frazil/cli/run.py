@@ -299,7 +299,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
 
 def _count_waiting_rows(spec: StreamSpec) -> int:
     """Return the number of the default table's rows that wait for routed tables; 0 if none do, or if it is unknown."""
-    if spec.route is None:
+    if not spec.sinks.can_follow:
         return 0
     from frazil.commit.missing_rows import find_lagging_tables  # once the writer has loaded PyIceberg
     from frazil.commit.open_streams import open_read_only

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,16 +26,13 @@ from frazil.status.derive import describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_elapsed, format_utc
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-MAX_PARALLEL_READS = 8
-"""Maximum number of streams that are read in parallel. Reads in parallel wait together for a catalog that does not
-respond.
-"""
 
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_COLUMNS = frozenset({"watermark", "table"})
@@ -133,8 +129,7 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
-    with ThreadPoolExecutor(MAX_PARALLEL_READS) as pool:
-        found = list(pool.map(partial(read_stream_state, now_ms=now_ms), specs))
+    found = run_in_parallel(partial(read_stream_state, now_ms=now_ms), specs)
     if application is None:
         left = _count_dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
         return StatusReport(now_ms, found, errors, in_full=stream is not None, left=left)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,6 +42,7 @@ from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, Tab
 from frazil.ingest.contract import Target
 from frazil.spec.units import format_count
 from frazil.table.catalogs import explain_table_error
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -180,12 +180,9 @@ class Followers:
     def commit(self) -> None:
         """Commit the waiting batches to their tables, in parallel. Files of a failed commit wait for the next call."""
         targets = sorted(self.waiting)
-        if not targets:
-            return
         at_once = MAX_PARALLEL_MERGES if self.tables.merging else MAX_PARALLEL_COMMITS
-        with ThreadPoolExecutor(min(at_once, len(targets)), thread_name_prefix="followers") as pool:
-            failures = dict(zip(targets, pool.map(self._try_commit, targets), strict=True))
-        for target, failure in failures.items():
+        failures = run_in_parallel(self._try_commit, targets, at_once=at_once)
+        for target, failure in zip(targets, failures, strict=True):
             if failure is None:
                 del self.waiting[target]
                 self.refused.pop(target, None)

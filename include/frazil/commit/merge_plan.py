@@ -26,7 +26,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
-from pyiceberg.transforms import VoidTransform
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import PrimitiveType, UUIDType
 
 from frazil.commit.manifest_lists import live_manifests
@@ -305,6 +305,17 @@ class PartitionKeys:
             for i, kind in enumerate(self._types[file.spec_id])
         )
 
+    def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
+        """Return the values of identity partitions by field id, without those of columns that the file has."""
+        fields = self._table.metadata.specs()[file.spec_id].fields
+        return tuple(
+            (field.source_id, value)
+            for field, value in zip(fields, self.for_file(file), strict=False)
+            if isinstance(field.transform, IdentityTransform)
+            and value is not None
+            and field.source_id not in (file.value_counts or {})
+        )
+
 
 def _index_deletes(
     table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
@@ -354,6 +365,7 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
             DeleteFile(d.file_path, d.record_count, alone=_path_bounds(d) == (path, path))
             for d in sorted(deletes, key=lambda d: d.file_path)
         ),
+        constants=keys.constants(file),
     )
 
 

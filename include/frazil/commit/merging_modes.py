@@ -25,6 +25,7 @@ from frazil.spec.coordinates import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
 from frazil.spec.former_columns import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec
+from frazil.spec.sinks import DEDUPLICATE, UPSERT
 from frazil.table.renamed import find_aliases
 
 PlanMerge = Callable[..., MergePlan]
@@ -91,7 +92,7 @@ MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
     """Return the mode in which a stream's staged files are merged into its tables; None if the files are appended."""
-    return DEDUPE_MODE if spec.dedupe else UPSERT_MODE if spec.mode == "upsert" else None
+    return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
@@ -99,7 +100,7 @@ def merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
-        key=tuple(map(called, spec.dedupe.key if spec.dedupe else spec.key)),
+        key=tuple(map(called, spec.sinks.key)),
         order_by=None if spec.order_by is None else called(spec.order_by),
         by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
         ignored=tuple(COORDINATES) if spec.coordinates else (),

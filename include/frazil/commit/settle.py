@@ -45,7 +45,7 @@ class SettleResult:
             if keys
         ]
         swept = [f"{format_count(self.deleted_files, 'orphaned file')} deleted"] if self.deleted_files else []
-        return "; ".join([*parts, *swept]) or "nothing to settle"
+        return "; ".join([*parts, *swept]) or "no unfinished batch"
 
 
 def settle(tables: StreamTables, committer: Committer) -> SettleResult:

@@ -85,7 +85,7 @@ def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
     """Return the end offsets of former topics of the same name, for an upsert stream; empty for others. Reads all
     commit records.
     """
-    if opened.spec.mode != "upsert":
+    if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = load_own_marker(opened)
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)

@@ -153,7 +153,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     without = sum(rows[target] for target in discarded)
     repeated = sum(
         merge_counts(snapshot.summary).get("repeated", 0)
-        for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.dedupe else ())
+        for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.sinks.mode.drops_repeats else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
         if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
     )
@@ -242,7 +242,7 @@ class InProcessEngine:
         answers = []
         for plan in plans:
             task, began = StageTask.from_json(json.loads(plan)), time.monotonic()
-            result = stage(work.context, task, attempt=1, on_progress=lambda _: None)
+            result = stage(work.context, task, attempt=1)
             answers.append(TaskAnswer(result, time.monotonic() - began))
         return tuple(answers)
 

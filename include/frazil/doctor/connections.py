@@ -105,12 +105,8 @@ def _namespace(spec: StreamSpec) -> str:
 
 def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
     """Return the stream, and a copy of it for each other namespace of its dead-letter table and its route's tables."""
-    route = spec.route
-    others = [spec.dead_letter_table]
-    if route is not None:
-        others += [*route.tables.values(), *([route.template] if route.template else [])]
-    found = {_namespace(spec): spec}
-    for identifier in others:
+    sinks, found = spec.sinks, {_namespace(spec): spec}
+    for identifier in filter(None, (sinks.fenced, *sinks.named, sinks.template)):
         # Only the stream's own table has the declared location.
         table = spec.table.model_copy(update={"identifier": identifier, "location": None})
         found.setdefault(identifier.rpartition(".")[0], spec.model_copy(update={"table": table}))

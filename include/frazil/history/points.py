@@ -61,6 +61,10 @@ class Point:
     """The last watermark."""
     interval_ms: int | None = None
     """The last commit interval, including any extension by `commit.throttle`."""
+    cpu_ms: int = 0
+    """CPU of the batches, and requests to storage, as in `frazil.commit.cost.BatchCost`."""
+    writes: int = 0
+    reads: int = 0
 
     @property
     def end_ms(self) -> int:
@@ -75,7 +79,19 @@ class Point:
         return dataclasses.replace(self, **combined)
 
 
-_SUMS = ("batches", "records", "rejected", "files", "bytes", "stage_ms", "commit_ms", "merge_ms")
+_SUMS = (
+    "batches",
+    "records",
+    "rejected",
+    "files",
+    "bytes",
+    "stage_ms",
+    "commit_ms",
+    "merge_ms",
+    "cpu_ms",
+    "writes",
+    "reads",
+)
 _MAXIMA = ("lag", "freshness_ms", "backpressure_ms")
 _LAST = ("watermark_ms", "interval_ms")
 

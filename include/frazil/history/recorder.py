@@ -156,9 +156,16 @@ class Recorder:
         return None
 
     def _measure_batch(self, at_ms: int, batch: BatchCommitted) -> Point:
-        """Return the measurements of a batch: only watermark and interval for an empty commit."""
+        """Return the measurements of a batch: for an empty commit only its cost, the watermark and the interval."""
         merge_ms, self._merge_ms = self._merge_ms, 0
-        point = Point(at_ms, watermark_ms=batch.marker.watermark_ms, interval_ms=self._interval_ms)
+        point = Point(
+            at_ms,
+            watermark_ms=batch.marker.watermark_ms,
+            interval_ms=self._interval_ms,
+            cpu_ms=batch.cost.cpu_ms,
+            writes=batch.cost.writes,
+            reads=batch.cost.reads,
+        )
         if not (batch.records or batch.rejected or batch.changes):  # an empty commit
             return point
         return dataclasses.replace(
@@ -177,7 +184,7 @@ class Recorder:
         """Return the kind and sentence of an event in the history; None if the history does not show the event."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
-                return EventKind.EPOCH, f"epoch {epoch} begins: {settled}"
+                return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
             case events.RecordsSkipped(lost=lost):
                 return EventKind.SKIP, f"Kafka's retention deleted unread records, which are skipped: {lost}"
             case events.StallBegan(stall=stall):

@@ -341,7 +341,7 @@ def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     source = {"bootstrap-servers": _ANY_BROKER, **declared["source"]}
     spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
     schema = iceberg.table_schema(spec)
-    wanted = change_schema(schema, spec.key) if spec.mode == "upsert" else schema
+    wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.beside_value)
     units = units_of_fields(filled, spec.units)
     values = [record.value for record in sample.records]

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.route import Route
 
 Target = str
 """A table that a batch writes to: "main", "dead-letters", or the identifier (with a dot) of a routed table."""
@@ -157,6 +158,15 @@ class Destinations:
     """Map each value for which no table is created to the reason."""
     full: str = ""
     """Why no more tables can be created; empty if more can be created."""
+
+    @classmethod
+    def of(
+        cls, route: Route, targets: Mapping[str, Target], *, refused: Mapping[str, str] | None = None, full: str = ""
+    ) -> Destinations:
+        """Return the destinations of a route whose tables are known. Copies the mappings."""
+        to_main, makes = route.otherwise == "table", route.template is not None
+        known = dict(targets)
+        return cls(route.by, route.name or "", known, to_main, makes, route.allow, dict(refused or {}), full)
 
 
 @dataclass(frozen=True, slots=True)

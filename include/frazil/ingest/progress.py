@@ -127,23 +127,26 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 
+OnProgress = Callable[[int, float], None]
+"""Receives the number of records read, and the time (s) by which a quota of Kafka's brokers delays each fetch."""
+
 
 class ProgressReporter:
     """Reports the number of records that the task has read. If a report fails, the task continues."""
 
-    def __init__(self, on_progress: Callable[[int], None]) -> None:
+    def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
         self._due = time.monotonic() + REPORT_INTERVAL_S
         self._warned = False
 
-    def report_if_due(self, records: int) -> None:
+    def report_if_due(self, records: int, delay_s: float = 0.0) -> None:
         if time.monotonic() >= self._due:
-            self(records)
+            self(records, delay_s)
             self._due = time.monotonic() + REPORT_INTERVAL_S
 
-    def __call__(self, records: int) -> None:
+    def __call__(self, records: int, delay_s: float = 0.0) -> None:
         try:
-            self._on_progress(records)
+            self._on_progress(records, delay_s)
         except Exception as error:
             if not self._warned:
                 log.warning("cannot report the task's progress; the task continues: %s", error)

@@ -25,7 +25,7 @@ class MultiPassReader:
     """
 
     notice: str | None = None
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]

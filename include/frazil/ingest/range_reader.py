@@ -52,12 +52,14 @@ DEFAULT_PROPERTIES = {
     "fetch.queue.backoff.ms": "5",
     "queued.max.messages.kbytes": "32768",
     "log_level": "2",
+    "check.crcs": "true",
     MAX_BYTES_PROPERTY: "300000000",
 }
 """Defaults that users can override.
 
-By default, librdkafka waits a whole second once its queue is full, and logs twenty lines per second for failed
-connections. frazil's error message quotes the last error instead. librdkafka's buffer for a zstd batch triples until it
+By default, librdkafka returns the records of a damaged batch as if they were valid. It waits a whole second once its
+queue is full, and logs twenty lines per second for failed connections. frazil's error message quotes the last error
+instead. librdkafka's buffer for a zstd batch triples until it
 reaches `MAX_BYTES_PROPERTY`, so that any batch of 100 MB fits. Other batches do not need this memory.
 """
 
@@ -79,6 +81,8 @@ _MISSING_OFFSET_ERRORS = frozenset(
     {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._LOG_TRUNCATION}
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
+_DAMAGED_BATCH = "CRC32C"
+"""In librdkafka's text if a batch does not have its checksum. The error's code is that of a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -112,8 +116,10 @@ class RangeReader(ABC):
 
     notice: str | None = None
     """A notice for operators, such as why a slower reader is used; None if there is nothing to report."""
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
-    """Called after each fetch with the number of records that were read, but are not in a chunk yet."""
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
+    """Called after each fetch with the number of records that were read, but are not in a chunk yet; and the delay (s)
+    of each fetch by a quota.
+    """
 
     def __init__(
         self,
@@ -164,9 +170,9 @@ class RangeReader(ABC):
             for chunk in self._take_full_chunks() if arrived else ():
                 yield chunk
                 advanced_at = self._monotonic()  # excludes the consumer's time
-            self.on_read(self._count_pending())
+            self.on_read(self._count_pending(), self._throttled_s)
             if self._progress() != before:
-                advanced_at = self._monotonic()
+                advanced_at, self._throttled_s = self._monotonic(), 0.0
                 for code in earlier:
                     del self._troubles[code]
             elif self._monotonic() - advanced_at > self._no_progress_timeout_s():  # a partition may return only errors
@@ -184,8 +190,10 @@ class RangeReader(ABC):
         return self._limit_s + min(MAX_THROTTLED_FETCHES * self._throttled_s, MAX_THROTTLED_S)
 
     def _on_throttle(self, milliseconds: int) -> None:
-        """Store by how many milliseconds a broker's quota delays the next fetch; 0 if it no longer does."""
-        self._throttled_s = milliseconds / 1000
+        """Store by how many milliseconds a broker's quota delays the next fetch. Keep the maximum since the last
+        progress: the quota does not delay responses to other requests, such as for metadata.
+        """
+        self._throttled_s = max(self._throttled_s, milliseconds / 1000)
         if self._throttled_s >= MIN_LOGGED_THROTTLE_S and "throttle" not in self._logged:
             self._logged.add("throttle")
             log.warning("%s: %s", self._topics_text(), self._throttle_text())
@@ -248,6 +256,11 @@ class RangeReader(ABC):
             self._positions[index] = max(self._positions[index], min(offset, self._ends[index]))
             if offset >= self._ends[index]:
                 self._finish_ranges([index])
+        elif _DAMAGED_BATCH in text:
+            raise KafkaUnavailable(
+                f"{place[0]}[{place[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
+                "replica with a valid copy the leader. If there is none, `frazil reset` moves the stream past it"
+            )
         elif code in _MISSING_OFFSET_ERRORS:
             raise self._offset_gap(self._ranges[index], int(self._positions[index]))
         else:

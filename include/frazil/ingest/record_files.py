@@ -95,7 +95,7 @@ class FileReader:
     """
 
     notice: str | None = None
-    on_read: Callable[[int], None] = staticmethod(lambda _: None)
+    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self,

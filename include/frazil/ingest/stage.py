@@ -30,7 +30,7 @@ from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import IsolatedDecoder
-from frazil.ingest.progress import ProgressCounter, ProgressReporter
+from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter
 from frazil.ingest.range_passes import MultiPassReader
 from frazil.ingest.range_reader import RangeReader
 from frazil.ingest.record_files import FileReader, RowChunk
@@ -66,14 +66,14 @@ def stage(
     task: StageTask,
     *,
     attempt: int,
-    on_progress: Callable[[int], None],
+    on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> StageResult:
     """Read the task's ranges, then decode, split, sort and write their records.
 
     `attempt` counts from 0. Later attempts decode in a child process, in case a record killed the first attempt. The
-    result has each range once, even an empty one. `on_progress` is called with the number of records read, about once a
-    second. An Exception that it raises is logged; any other BaseException ends the stage.
+    result has each range once, even an empty one. `on_progress` is called about once a second, see `OnProgress`. An
+    Exception that it raises is logged; any other BaseException ends the stage.
 
     An error that does not certainly come from the environment may be caused by a record. After such an error, the
     ranges are read again, and each chunk is first written in memory. A record that cannot be written on its own becomes
@@ -104,9 +104,7 @@ def stage(
         raise to_safe_error(suspect.error, context) from None
 
 
-def _stage_ranges(
-    run: _Stage, on_progress: Callable[[int], None], *, tried: bool
-) -> Generator[Parcel, None, StageResult]:
+def _stage_ranges(run: _Stage, on_progress: OnProgress, *, tried: bool) -> Generator[Parcel, None, StageResult]:
     """Stage everything that the task reads. Yields the parcels for the shuffle writers, and returns the result.
 
     If `tried`, each chunk is written in memory before it is written to files.
@@ -118,7 +116,7 @@ def _stage_ranges(
             with _wrap_record_errors():
                 run.check_table()
         with _pause_garbage_collection(), run.reader() as reader:
-            reader.on_read = lambda records: report.report_if_due(run.progress.records + records)
+            reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
                 with _wrap_record_errors():
                     take(chunk)
@@ -173,7 +171,7 @@ def stage_before_shuffle(
     task: StageTask,
     *,
     attempt: int,
-    on_progress: Callable[[int], None],
+    on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> Iterator[Parcel | ReadResult]:
     """Stage a task like `stage`, but send the rows of the main table to the writers of `context.shuffle`.
@@ -193,7 +191,7 @@ def stage_after_shuffle(
     *,
     writer: int,
     attempt: int,
-    on_progress: Callable[[int], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> WriteResult:
     """Write the rows that tasks sent to one shuffle writer, in any order. Return the result.
 

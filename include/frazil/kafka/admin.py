@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, Self
@@ -27,6 +28,7 @@ ERROR_POLL_INTERVAL_S = 0.1
 """Interval (s) at which connection errors are checked while a request waits for its response."""
 INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout (s) of a request for an interactive command, which does not retry."""
+MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
 """Maximum number of topics that may match a pattern. Each commit stores the offsets of all of them."""
 LEADER_ERRORS = frozenset(
@@ -294,11 +296,24 @@ class KafkaAdmin:
             if isinstance(self._topics, TopicPattern):
                 return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
+        if code in LEADER_ERRORS and (names := self._partitions_without_leader()):
+            return KafkaUnavailable(
+                f"{what}: no leader for {', '.join(names[:MAX_NAMED_PARTITIONS])} ({len(names):,} in all). The stream "
+                "reads nothing until each topic-partition has a leader. Start the brokers that have their replicas"
+            )
         is_late = is_timeout(error)
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
+
+    def _partitions_without_leader(self) -> list[str]:
+        """Return the names of the stream's partitions that have no leader now; none if that cannot be fetched."""
+        with suppress(KafkaException):
+            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+            found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]
+            return [f"{name}[{id_}]" for name, id_ in sorted(found) if topics[name].partitions[id_].leader < 0]
+        return []
 
 
 def is_timeout(error: BaseException | None) -> bool:

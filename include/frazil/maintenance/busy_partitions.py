@@ -37,7 +37,7 @@ MAX_BATCHES = 12
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
     """Return the keys of the busy partitions; empty if no stream merges into the table."""
-    upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.mode == "upsert"]
+    upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.sinks.mode.replaces_rows]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
 

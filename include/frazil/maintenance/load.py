@@ -7,7 +7,6 @@ from pyiceberg.table import Table
 
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind
-from frazil.table.made_tables import get_routing_value
 
 
 class NotMadeByRoute(SpecError):
@@ -19,12 +18,8 @@ def load_maintained(catalog: Catalog, maintained: MaintainedTable) -> Table:
     table = catalog.load_table(maintained.identifier)
     if maintained.kind is not TableKind.ROUTED:
         return table
-    for spec in maintained.streams:
-        route = spec.route
-        if route is None or maintained.identifier in route.tables.values():
-            return table
-        if get_routing_value(table.properties, maintained.identifier, route, stream=spec.name) is not None:
-            return table
+    if any(spec.sinks.owns(maintained.identifier, table.properties) for spec in maintained.streams):
+        return table
     raise NotMadeByRoute(
         f"table {maintained.identifier} has a name like the tables of stream {maintained.streams[0].name!r}'s route, "
         "but the route did not create it, so maintenance skips it. Add it to route.tables if the stream should write "

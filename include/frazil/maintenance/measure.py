@@ -106,7 +106,7 @@ def _measure_table(
         main_snapshots=len(main_at_ms),
         main_oldest_at_ms=min(main_at_ms, default=None),
         deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
-        merged=any(spec.mode == "upsert" for spec in watched),
+        merged=any(spec.sinks.mode.replaces_rows for spec in watched),
     )
 
 
@@ -187,7 +187,7 @@ def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[lis
     manifests.
     """
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
-    if kind is TableKind.MAIN and spec.mode == "upsert":
+    if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         return [_files_added_by(snapshot, table) for snapshot, _ in newest]
     journals = JournalStore(open_store(table.location(), table.io.properties), state_location(table, spec.name))
     target: Target = "main" if kind is TableKind.MAIN else "dead-letters"

@@ -28,12 +28,10 @@ def route_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]
 
 def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[MaintainedTable]:
     """Return the undeclared tables that the template of the stream's route may have created."""
-    if spec.route is None:
-        return []
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with translate_catalog_errors(catalog.name):
         return [
-            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.route) if name not in known
+            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.sinks) if name not in known
         ]
 
 

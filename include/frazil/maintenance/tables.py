@@ -16,7 +16,6 @@ from zlib import crc32
 from frazil.errors import SpecError
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import may_have_created
 
 SIGNALS = "frazil.signals"
 """A copy of `frazil.signals.signal_table.SIGNALS_TABLE`. Importing that module would import PyIceberg."""
@@ -60,7 +59,7 @@ def maintained_tables(specs: Iterable[StreamSpec]) -> tuple[MaintainedTable, ...
         catalog = spec.table.catalog
         writers.setdefault((catalog, spec.table.identifier, TableKind.MAIN), []).append(spec)
         writers.setdefault((catalog, spec.dead_letter_table, TableKind.DEAD_LETTERS), []).append(spec)
-        for identifier in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
+        for identifier in spec.sinks.named:
             writers.setdefault((catalog, identifier, TableKind.ROUTED), []).append(spec)
         if spec.window is not None:
             writers.setdefault((catalog, SIGNALS, TableKind.SIGNALS), []).append(spec)
@@ -89,22 +88,15 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
     """Map the maintenance name of each route, `route of <stream>`, to its stream. No table can have such a name."""
-    return {f"route of {spec.name}": spec for spec in specs if spec.route is not None}
+    return {f"route of {spec.name}": spec for spec in specs if spec.sinks.can_follow}
 
 
 def template_table(spec: StreamSpec, identifier: str, specs: Iterable[StreamSpec]) -> MaintainedTable:
     """Return the description of a table that the template of a stream's route may have created, with a unique name."""
     catalog = spec.table.catalog
-    elsewhere = any(each.table.catalog != catalog and _may_write(each, identifier) for each in specs)
+    elsewhere = any(each.table.catalog != catalog and each.sinks.may_include(identifier) for each in specs)
     name = f"{catalog or 'default'}.{identifier}" if elsewhere else identifier
     return MaintainedTable(name, identifier, catalog, TableKind.ROUTED, spec.maintenance, (spec,))
-
-
-def _may_write(spec: StreamSpec, identifier: str) -> bool:
-    if identifier in {spec.table.identifier, spec.dead_letter_table}:
-        return True
-    route = spec.route
-    return route is not None and (identifier in route.tables.values() or may_have_created(route, identifier))
 
 
 def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequence[str] = ()) -> MaintainedTable:
@@ -121,7 +113,7 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
     for spec in routes_by_name(specs).values():
         for identifier in (name, name.removeprefix(f"{spec.table.catalog or 'default'}.")):
             made = template_table(spec, identifier, specs)
-            if made.name == name and spec.route is not None and may_have_created(spec.route, identifier):
+            if made.name == name and spec.sinks.matches_template(identifier):
                 return made
     known = ", ".join(table.name for table in tables) or "none"
     message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"

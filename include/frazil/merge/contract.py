@@ -101,6 +101,8 @@ class TableFile:
     spec_id: int
     partition: PartitionKey
     deletes: tuple[DeleteFile, ...] = ()
+    constants: tuple[tuple[int, str], ...] = ()
+    """Values of identity partitions, by field id. Imported files often lack these columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,7 @@ class MergeTask:
                     **file,
                     "partition": tuple(file["partition"]),
                     "deletes": tuple(DeleteFile(**delete) for delete in file["deletes"]),
+                    "constants": tuple((field_id, value) for field_id, value in file["constants"]),
                 }
             )
             for file in value["files"]

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.conversions import to_bytes
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.io.pyarrow import _to_requested_schema, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.schema import Schema, prune_columns
 from pyiceberg.table.name_mapping import parse_mapping_from_json
-from pyiceberg.types import ListType, LongType, MapType, StringType
+from pyiceberg.types import ListType, LongType, MapType, PrimitiveType, StringType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.empty_tables import empty_table
 from frazil.ingest.table_writer import TableWriter, file_namer
@@ -52,12 +53,17 @@ class TableFileReader:
     """Called after each row group with the number of rows read so far."""
     bytes_read: int = 0
     rows_read: int = 0
+    _constants: dict[str, Mapping[int, str]] = field(default_factory=dict)
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
+
+    def keep_constants(self, files: Sequence[TableFile]) -> None:
+        """Store the values of columns that these files may lack."""
+        self._constants |= {file.path: dict(file.constants) for file in files if file.constants}
 
     def open(self, path: str) -> DataFileReader:
         """Open a data file."""
-        source = self.io.new_input(path)
-        return DataFileReader(self, pq.ParquetFile(source.open(seekable=True)))
+        file = pq.ParquetFile(self.io.new_input(path).open(seekable=True), coerce_int96_timestamp_unit="us")
+        return DataFileReader(self, path, file, self._constants.get(path, {}))
 
     def count_read_rows(self, rows: pa.Table) -> None:
         """Count rows that were read."""
@@ -115,7 +121,9 @@ class DataFileReader:
     """An open data file. Columns are found by field id, as Iceberg's schema evolution requires."""
 
     reader: TableFileReader
+    path: str
     file: pq.ParquetFile
+    constants: Mapping[int, str]
 
     def __enter__(self) -> DataFileReader:
         return self
@@ -131,14 +139,19 @@ class DataFileReader:
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
+        asked, values = self._missing_columns(schema, physical)
         for group in range(self.file.num_row_groups) if wanted is None else wanted:
             rows = self.file.read_row_group(group, columns=names)
             self.reader.count_read_rows(rows)
             batches = [
-                _to_requested_schema(schema, there, batch, downcast_ns_timestamp_to_us=True)
+                _to_requested_schema(asked, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
-            yield starts[group], pa.Table.from_batches(batches).cast(expected) if batches else empty_table(expected)
+            found = pa.Table.from_batches(batches).cast(expected) if batches else empty_table(expected)
+            for place, value in values.items():
+                of = expected.field(place)
+                found = found.set_column(place, of, pa.repeat(value, found.num_rows).cast(of.type))
+            yield starts[group], found
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         """Return the rows at these positions, which must be sorted."""
@@ -160,6 +173,28 @@ class DataFileReader:
             return all(_may_overlap(of.column(place).statistics, names[path]) for path, place in places.items())
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
+
+    def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar]]:
+        """Return the schema to read, and the values of columns that only the file's partition has, by index.
+
+        Raises SchemaIncompatible if the file has no value of a required column.
+        """
+        fields, values = list(schema.fields), {}
+        for place, wanted in enumerate(schema.fields):
+            if wanted.field_id in physical.field_ids:
+                continue
+            if (text := self.constants.get(wanted.field_id)) is not None:
+                assert isinstance(wanted.field_type, PrimitiveType)
+                fields[place] = wanted.model_copy(update={"required": False})
+                value: Any = from_bytes(wanted.field_type, base64.b64decode(text))
+                is_uuid, kind = isinstance(value, uuid.UUID), schema_to_pyarrow(wanted.field_type)
+                values[place] = pa.scalar(value.bytes, pa.binary(16)) if is_uuid else pa.scalar(value, kind)
+            elif wanted.required:
+                raise SchemaIncompatible(
+                    f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "
+                    "added this file: delete its rows with that program, or write them again with the column"
+                )
+        return Schema(*fields), values
 
     def _file_schema(self) -> Schema:
         """Return the schema of the file itself."""
@@ -186,6 +221,7 @@ class TaskRun(ABC):
         target = self.context.target
         self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
         self.reader = TableFileReader(self.io, target.properties, self.on_progress)
+        self.reader.keep_constants(self.task.files)
         self.schema = Schema.model_validate_json(target.schema_json)
         self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
         self.windows = Counter[int]()

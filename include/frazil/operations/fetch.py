@@ -9,6 +9,7 @@ import os
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestFile
@@ -20,7 +21,9 @@ from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_back
 from frazil.commit.marker import read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.errors import MarkerUnreadable
+from frazil.history.objects import read_history
 from frazil.history.objects import read_table_history as past_of
+from frazil.history.points import TENS_RETENTION_MS
 from frazil.host.launcher import Observation
 from frazil.host.launchers import open_launcher
 from frazil.maintenance.deep import read_partitions
@@ -41,6 +44,7 @@ from frazil.operations.calendar import (
 )
 from frazil.operations.overview import Windows
 from frazil.operations.possible_actions import ActionState
+from frazil.operations.rates import DayCost, daily_costs
 from frazil.operations.stream_view import TableHistory, build_table_history
 from frazil.operations.table_view import Shape, build_shape
 from frazil.partitions.completeness import Cursor, complete_until_us, format_time
@@ -49,6 +53,7 @@ from frazil.signals.completion import assess_table
 from frazil.signals.signal_table import TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.status.cost import PRICES_VARIABLE, Prices
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.table.branches import MAIN, head_of
@@ -99,6 +104,13 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
     return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
 
 
+def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
+    """Read what a stream wrote and cost on each of the last 14 days. Raises SpecError if the prices are not valid."""
+    file = os.environ.get(PRICES_VARIABLE)
+    past = read_history(spec, since_ms=clock.now_ms() - TENS_RETENTION_MS)
+    return daily_costs(past.points, Prices.load(Path(file)) if file else Prices())
+
+
 def _load_dead_letter_metadata(table: Table, spec: StreamSpec) -> TableMetadata | None:
     try:
         return table.catalog.load_table(spec.dead_letter_table).metadata
@@ -117,7 +129,7 @@ def fetch_action_state(spec: StreamSpec) -> ActionState:
 
 def fetch_routed_names(spec: StreamSpec, specs: Sequence[StreamSpec]) -> dict[str, str]:
     """Return the tables of a stream's route, as a mapping of identifiers to names. `specs` are all declared streams."""
-    if spec.route is None:
+    if not spec.sinks.can_follow:
         return {}
     tables = route_tables(open_existing_catalog(spec.table.catalog), spec, specs)
     return {table.identifier: table.name for table in tables}

@@ -12,7 +12,6 @@ from frazil.backfill.commit import abandon
 from frazil.commit import marker_changes
 from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.marker import Marker, keep_same_topics
-from frazil.commit.merging_modes import merging_mode
 from frazil.commit.open_streams import open_kafka, open_read_only, open_stream
 from frazil.commit.reset_plan import (
     AvailableOffsets,
@@ -29,7 +28,6 @@ from frazil.operations.page_actions import PreparedAction
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.status.reset_target import (
-    RepeatHandling,
     ResetTarget,
     describe_consequences,
     fetch_available,
@@ -66,7 +64,7 @@ def compute_moves(
 ) -> tuple[OffsetMove, ...]:
     """Return the move of each topic-partition. Raises SpecError if rows of a route would be duplicated."""
     marker = seen.marker
-    if marker and marker.routed is not None and not (spec.route and merging_mode(spec)):
+    if marker and marker.routed is not None and not (spec.sinks.can_follow and spec.sinks.mode.merges):
         held = keep_same_topics(marker.offsets, marker.source, now.source)
         if again := sum(move.repeated for move in list_moves(target, held=held, available=now)):
             raise SpecError(
@@ -81,9 +79,7 @@ def describe_stream_consequences(
     spec: StreamSpec, plan: Sequence[OffsetMove], *, seen: StateBeforeReset, now: AvailableOffsets
 ) -> list[str]:
     """Return sentences about the consequences of a reset, which depend on the stream's mode."""
-    merged: RepeatHandling = "dropped" if spec.dedupe else "no"
-    if spec.mode == "upsert":
-        merged = "by order" if spec.order_by else "by arrival"
+    merged = "by order" if spec.order_by else spec.sinks.mode.repeats
     return describe_consequences(plan, seen=seen, now=now, merged=merged)
 
 

@@ -1,14 +1,16 @@
-"""Computes records per second over time from a stream's history. Pure. Each point of the history covers a time span."""
+"""Computes records per second, and costs by day, from a stream's history. Pure. A point covers a time span."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from statistics import fmean
 
 from frazil.history.points import TEN_MINUTES_MS, Point
+from frazil.status.cost import Prices, StreamCost
 
 MIN_TREND_POINTS = 3
 
@@ -33,6 +35,31 @@ class Trend:
     over_ms: int
     caught_up_in_ms: int | None = None
     """Time until the lag is 0 at these rates; None if no record waits, or if the lag does not fall."""
+
+
+@dataclass(frozen=True, slots=True)
+class DayCost:
+    """What a stream wrote on a day (UTC), and what it cost. `price` is text with its currency."""
+
+    day: str
+    cost: StreamCost
+    files: int
+    price: str
+
+
+def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
+    """Return what a stream wrote and cost on each day that has points, newest first."""
+    days: dict[str, tuple[StreamCost, int]] = {}
+    for one in points:
+        day = datetime.fromtimestamp(one.at_ms / 1000, UTC).date().isoformat()
+        unmeasured = 0 if one.cpu_ms else one.batches
+        cost, files = days.get(day, (StreamCost(), 0))
+        cost += StreamCost(one.batches, unmeasured, one.cpu_ms / 1000, one.writes, one.reads, one.bytes)
+        days[day] = cost, files + one.files
+    return tuple(
+        DayCost(day, cost, files, prices.format(cost.price(prices)))
+        for day, (cost, files) in sorted(days.items(), reverse=True)
+    )
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:

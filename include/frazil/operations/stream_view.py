@@ -29,7 +29,7 @@ from frazil.operations.dead_letters import (
 )
 from frazil.operations.overview import OverviewLine
 from frazil.operations.page_actions import PageAction
-from frazil.operations.rates import Rate, Trend
+from frazil.operations.rates import DayCost, Rate, Trend
 from frazil.operations.table_view import RoutedTables
 from frazil.partitions.completeness import slowest_partition
 from frazil.spec.model import StreamSpec
@@ -200,6 +200,8 @@ class StreamView:
     routed: RoutedTables | None = None
     period: Period | None = None
     trend: Trend | None = None
+    days: tuple[DayCost, ...] = ()
+    """What the stream wrote and cost on each of the last days, newest first."""
 
 
 def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
@@ -332,7 +334,7 @@ def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str
     return {
         "Topics": spec.source.topics_text,
         **({"Route": " ".join(filter(None, ("by", spec.route.by, spec.route.name)))} if spec.route else {}),
-        "Default table" if spec.route else "Table": names.get(spec.table.identifier, spec.table.identifier),
+        "Default table" if spec.sinks.can_follow else "Table": names.get(spec.table.identifier, spec.table.identifier),
         "Mode": spec.mode,
         "Event time": spec.event_time.column,
         "Partitioned by": ", ".join(map(str, spec.partition_by)) or "nothing",

@@ -115,6 +115,15 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRun:
+    """A run of a DAG that a window's event started. `state` is Airflow's."""
+
+    dag: str
+    run: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
 class TableView:
     """Everything that the page shows of one table."""
 
@@ -134,6 +143,8 @@ class TableView:
     amiss: tuple[str, ...] = ()
     """Differences between the table and the expectations of its route."""
     dags: Mapping[str, bool] | None = None
+    runs: Mapping[str, Sequence[WindowRun]] | None = None
+    """The runs that each window started, by the window's key, oldest first; None while unknown."""
     pending: bool = False
     may_act: bool = False
     problems: tuple[str, ...] = ()

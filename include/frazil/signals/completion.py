@@ -46,11 +46,11 @@ from frazil.partitions.windows import Grain, Window, microseconds, windows_betwe
 from frazil.signals.signal import Signal, SignalState
 from frazil.signals.signal_table import Append, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, find_signal_name, never_complete_message
+from frazil.spec.routed_stream import RoutedStream, never_complete_message
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import find_lost_table
-from frazil.table.made_tables import get_routing_value, list_matching_names, load_route_tables
+from frazil.table.made_tables import list_matching_names, load_route_tables
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,8 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
         if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
-    created = [spec for spec in specs if not _made_elsewhere(spec, table)]
+    own = specs[0].table.identifier, table.properties
+    created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*own)]
     if not created:
         raise SpecError(f"{specs[0].name} did not create {signals.table}, so none of its windows is signalled")
     return _assess(table, created, signals, limit=limit, decided=decided)
@@ -137,23 +138,23 @@ def assess_group(
     `limit` windows complete. A table that cannot be read is logged and left out. Raises the errors of `assess` if no
     table can be read.
     """
-    route = spec.route
-    if route is None or spec.window is None:
+    sinks = spec.sinks
+    if spec.window is None:
         return []
     grain = Grain(spec.window)
     signals = TableSignals.load(catalog, spec.table.identifier)
     with translate_catalog_errors(catalog.name):
         decided = {spec.name: DecidedBatches.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {*route.tables.values(), *route.complete, spec.default_table, spec.dead_letter_table}
-        found = {name: signals.for_table(name) for name in list_matching_names(catalog, route) if name not in own}
+        own = {*(spec.route.complete if spec.route else ()), *sinks.named, sinks.decides, sinks.fenced}
+        found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
         names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
         has_begun = any(its.cursor is not None for its in found.values())
         each = max(limit // max(len(names), 1), 1)
 
     def assess_one(name: str) -> Assessment | Exception | None:
         try:
-            table = load_route_tables(catalog, route, stream=spec.name, names=[name]).get(name)
+            table = load_route_tables(catalog, sinks, names=[name]).get(name)
             if table is None:
                 return None
             begin_us = None
@@ -183,7 +184,7 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
 ) -> Assessment:
     """Assess a loaded table. `begin_us` is the first window to signal, unless `complete-from` is declared."""
     spec = specs[0]
-    grain, name = Grain(spec.window or ""), find_signal_name(spec)
+    grain, name = Grain(spec.window or ""), spec.signal_name
     group = name if name != spec.table.identifier else None
     if group != signals.group:
         signals = dataclasses.replace(signals, group=group, since=signals.number)
@@ -197,13 +198,6 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
     decision = decide_windows(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
-
-
-def _made_elsewhere(spec: StreamSpec, table: Table) -> bool:
-    """Whether only the template of the stream's route names the table, and it did not create it."""
-    if not isinstance(spec, RoutedStream) or spec.route is None or not spec.is_made:
-        return False
-    return get_routing_value(table.properties, spec.table.identifier, spec.route, stream=spec.name) is None
 
 
 def _first_window_us(earliest_us: int | None, bound_us: int, grain: Grain) -> int:

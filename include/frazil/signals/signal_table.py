@@ -91,9 +91,12 @@ class TableSignals:
         """Return the signals of each table of this group; for a table, only its own."""
         if self.at is None or VALUE not in self.table:
             return [self]
-        own = [name for name in self.at.properties if name.startswith(CURSOR_PROPERTY_PREFIX)]
-        found = (self.for_table(name.removeprefix(CURSOR_PROPERTY_PREFIX)) for name in own)
-        return [one for one in found if one.group == self.table]
+        before, _, after = self.table.partition(VALUE)
+        prefix = CURSOR_PROPERTY_PREFIX + before
+        # Only these are read, so that an unreadable cursor of another table does not matter.
+        own = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
+        names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in own]
+        return [self.for_table(name) for name in names if _read_group(self.at, name)[0] == self.table]
 
     def event_key(self, signal: Signal) -> str:
         """Return the partition key of a signal's event. In a group's events, the table follows the window."""
@@ -240,9 +243,13 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
 
 
 def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
-    """Return a table's group, and the number of its last signal before it joined the group."""
-    raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
-    return raw.get("group"), raw.get("since", 0)
+    """Return a table's group, and the number of its last signal before it joined the group. Raises MarkerUnreadable."""
+    try:
+        raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
+        return raw.get("group"), raw.get("since", 0)
+    except (ValueError, AttributeError):  # its group is unknown
+        _read_cursor(signals, table)
+        raise
 
 
 def _cursor_text(append: Append, number: int, token: str) -> str:

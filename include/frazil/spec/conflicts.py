@@ -79,7 +79,7 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """
     own = {(spec.table.catalog, name): path for path, spec in streams.items() for name in _own_tables(spec)}
     for path, spec in streams.items():
-        for value, identifier in (spec.route.tables if spec.route else {}).items():
+        for value, identifier in spec.sinks.by_value.items():
             owner = own.get((spec.table.catalog, identifier))
             if owner is not None and owner != path:
                 place = f"{path}: route.tables.{value}"
@@ -94,10 +94,10 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
-        template = spec.route.template if spec.route else None
+        template = spec.sinks.template
         if spec.route and template in spec.route.complete and (other := templates.setdefault(template, path)) != path:
             yield f"{path}: route.complete: {template!r} is the template of the stream in {other} too; rename one"
-        for table in dict.fromkeys(spec.route.tables.values() if spec.route else ()):
+        for table in spec.sinks.named:
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = view_from_table(spec, table), view_from_table(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
@@ -143,7 +143,7 @@ def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 def _describe_mode(spec: StreamSpec) -> str:
     """Describe the stream's mode, with the key of an upsert stream."""
-    return spec.mode if spec.mode == "append" else f"upsert by {', '.join(spec.key)}"
+    return f"upsert by {', '.join(spec.key)}" if spec.sinks.mode.replaces_rows else spec.mode
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:

@@ -143,7 +143,7 @@ def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
 
     Raises SpecError. Broken files are ignored. `frazil validate` checks this too, but may not have been run.
     """
-    if spec.route is None and spec.dead_letters.table is None:
+    if not spec.sinks.can_follow and spec.dead_letters.table is None:
         return
     loaded: dict[Path, StreamSpec] = {}
     for path in list_stream_files(folder):

@@ -24,6 +24,7 @@ from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
 from frazil.spec.route import Route
 from frazil.spec.sensitive import Sensitive
+from frazil.spec.sinks import Sinks
 from frazil.spec.source import Source
 from frazil.spec.upsert import Delete, MergeMode
 from frazil.spec.values import (
@@ -295,7 +296,17 @@ class StreamSpec(Model):
     @property
     def dead_letter_table(self) -> str:
         """Identifier of the stream's dead-letter table."""
-        return self.dead_letters.table or f"{self.table.identifier}_dead_letters"
+        return self.sinks.fenced
+
+    @property
+    def sinks(self) -> Sinks:
+        """The tables to which the stream writes, and how."""
+        return Sinks.of(self, decides=self.table.identifier)
+
+    @property
+    def signal_name(self) -> str:
+        """The name under which the table's windows are signalled."""
+        return self.table.identifier
 
     @property
     def window(self) -> Literal["hour", "day"] | None:
@@ -317,7 +328,7 @@ class StreamSpec(Model):
     @property
     def max_records(self) -> int:
         """Maximum number of records in one batch."""
-        if self.mode == "upsert" and "max_records" not in self.commit.model_fields_set:
+        if self.sinks.mode.replaces_rows and "max_records" not in self.commit.model_fields_set:
             return MAX_UPSERT_RECORDS
         return self.commit.max_records
 
@@ -385,11 +396,8 @@ class StreamSpec(Model):
         of_event_time = {} if self.event_time.unit == "iso" else {self.event_time.column: self.event_time.unit}
         of_rest = {} if self.rest is None else {self.rest: "rest"}
         units = as_json | of_rest | {name: unit for name, unit in (declared | of_event_time).items() if unit}
-        filled = [
-            c
-            for c in self.record_columns
-            if c.name in self.key_columns or (c.name not in self.beside_value and c.name != self.rest)
-        ]
+        other = ({*self.beside_value} - {*self.key_columns}) | {self.rest}
+        filled = [column for column in self.record_columns if column.name not in other]
         readings = {column.name: reading for column in filled if (reading := column.reading_settings(self.cast))}
         with_unit = {name: {"unit": units[name]} if name in units else {} for name in readings}
         return units | {name: with_unit[name] | reading for name, reading in readings.items()}
@@ -403,7 +411,8 @@ class StreamSpec(Model):
     def value_format(self) -> ValueFormat:
         """The format of values, with the names of the columns that the value fills."""
         declared = self.source.format
-        filled = tuple(column.name for column in self.record_columns if column.name not in self.beside_value)
+        beside = self.beside_value
+        filled = tuple(column.name for column in self.record_columns if column.name not in beside)
         if isinstance(declared, StringFormat | BytesFormat):
             return declared.model_copy(update={"column": declared.column or filled[0]})
         if isinstance(declared, CsvFormat):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -28,30 +29,31 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(f"schema.{column.name}.{key}", None, what)
     place = "source.schema" if spec.source.columns else "schema"
     yield from _find_key_problems(spec, place)
+    of_keys, beside = {*spec.key_columns}, spec.beside_value
     for column in spec.record_columns:
-        from_key = column.name in spec.key_columns
-        if not from_key and (column.name in spec.beside_value or column.name == spec.rest):
-            how = "a key or header" if column.name in spec.beside_value else "all other fields"
+        from_key = column.name in of_keys
+        if not from_key and (column.name in beside or column.name == spec.rest):
+            how = "a key or header" if column.name in beside else "all other fields"
             for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
                 yield Problem(f"{place}.{column.name}.{key}", None, what)
             continue
         if reason := _find_key_field_problem(spec, column) if from_key else _find_from_problem(spec, column):
             yield Problem(f"{place}.{column.name}.from", None if from_key else column.from_, reason)
-        for key, value, reason in _find_conversion_problems(spec, column):
+        declared = spec.key_format if from_key else spec.source.format
+        for key, value, reason in _find_conversion_problems(spec, column, declared):
             yield Problem(f"{place}.{column.name}.{key}", value, reason)
-    of_value = [c for c in spec.record_columns if c.name not in spec.beside_value and c.name != spec.rest]
-    yield from _find_overlaps(spec, of_value, place)
-    yield from _find_overlaps(spec, [c for c in spec.record_columns if c.is_from_key], place)
+    of_value = [c for c in spec.record_columns if c.name not in beside and c.name != spec.rest]
+    yield from _find_overlaps(of_value, spec.source.format, place)
+    yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, place)
 
 
-def _find_overlaps(spec: StreamSpec, columns: Sequence[Column], place: str) -> Iterator[Problem]:
-    """Yield a problem for each two columns that are read from the same field of values, or of keys."""
-    read: dict[FieldPath, str] = {}
+def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
+    """Yield a problem for each two columns that are read from the same field of a format."""
+    read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in columns}
     for column in columns:
-        declared = _format_of(spec, column)
-        for path, other in read.items():
+        for path, other in read[column.path[0]].items():
             outer = by_name[other] if len(path) < len(column.path) else column
             if _paths_overlap(path, column.path, declared.type) and not (
                 len(path) != len(column.path) and _is_readable_json_text(declared, outer)
@@ -63,12 +65,7 @@ def _find_overlaps(spec: StreamSpec, columns: Sequence[Column], place: str) -> I
                     named.from_ if isinstance(named.from_, str) else None,
                     f"{what}, or compute both with a transform",
                 )
-        read[column.path] = column.name
-
-
-def _format_of(spec: StreamSpec, column: Column) -> ValueFormat:
-    """Return the format of the values or keys from which the column is read."""
-    return spec.key_format if column.name in spec.key_columns else spec.source.format
+        read[column.path[0]][column.path] = column.name
 
 
 def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
@@ -140,7 +137,7 @@ def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa:
                 "refers to a nested field, but an envelope's rows are compared by column; use a top-level field of "
                 "`after`"
             )
-    if column.name in find_tombstone_fields(spec):
+    if column.name in spec.key and column.name in find_tombstone_fields(spec):
         return (
             "cannot be used for this key column, which tombstones fill by field name; give the column the field's "
             "name, or write `from: {key: …}`"
@@ -157,9 +154,10 @@ def _is_dropped(spec: StreamSpec, column: Column) -> bool:
     return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
 
 
-def _find_conversion_problems(spec: StreamSpec, column: Column) -> Iterator[tuple[str, object, str]]:
-    """Yield each conversion that is not possible for a column: its key, its value and the reason."""
-    declared = _format_of(spec, column)
+def _find_conversion_problems(
+    spec: StreamSpec, column: Column, declared: ValueFormat
+) -> Iterator[tuple[str, object, str]]:
+    """Yield each conversion that is not possible for a column of this format: its key, its value and the reason."""
     reading = column.reading_settings(spec.cast)
     if reading.get("cast") == "strict":
         del reading["cast"]

@@ -130,10 +130,10 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     for feature, place, values, why in REFUSALS:
         if _FEATURES[feature](spec) and (declared := _SETTINGS[place](spec)) in values:
             yield Problem(place, declared, why)
-    if spec.route and spec.mode == "upsert" and spec.route.by == "field" and spec.route.name not in spec.key:
+    if (field := spec.sinks.field) and spec.sinks.mode.replaces_rows and field not in spec.key:
         what = (
             "is not in the key, so a change of this column would leave the old row in the former table. Add it to "
             "the key. "
             "When its value changes, send a delete of the old row (change capture: replica identity full)"
         )
-        yield Problem("route.name", spec.route.name, what)
+        yield Problem("route.name", field, what)

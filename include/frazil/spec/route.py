@@ -142,32 +142,9 @@ def derive_name_part(value: str) -> str:
     return f"{plain}_{hashlib.sha256(value.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
 
-def extract_value(route: Route, identifier: str) -> str | None:
-    """Return the routing value of a table that the template created; None if the table's name does not contain it
-    unchanged.
-    """
-    if route.template is None:
-        return None
-    before, _, after = route.template.partition(VALUE)
-    value = identifier.removeprefix(before).removesuffix(after)
-    return (
-        value if value and derive_name_part(value) == value and route.derive_table_name(value) == identifier else None
-    )
-
-
 def value_property(stream: str) -> str:
     """Return the name of the property with which a table that the template created stores its routing value."""
     return f"frazil.route.{stream}"
-
-
-def may_have_created(route: Route, identifier: str) -> bool:
-    """Return whether a table's name matches the template. Only the table's properties show whether the template created
-    it.
-    """
-    if route.template is None:
-        return False
-    before, _, after = route.template.partition(VALUE)
-    return identifier.startswith(before) and identifier.endswith(after) and len(identifier) > len(before) + len(after)
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
@@ -189,7 +166,7 @@ def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of the tables that `commit.atomic` lists."""
     if isinstance(spec.commit.atomic, bool):
         return
-    named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
+    named = dict.fromkeys(spec.sinks.named)
     if not spec.commit.atomic or not named:
         what = "lists tables, but route.tables has none; write true or false"
         yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)
@@ -204,7 +181,7 @@ def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     """Yield a problem for each table in `complete` whose windows cannot be signalled."""
     named = [*route.tables.values(), *([route.template] if route.template else [])]
     for identifier in route.complete:
-        if identifier not in named and not may_have_created(route, identifier):
+        if identifier not in named and not spec.sinks.matches_template(identifier):
             known = suggest_names(identifier, dict.fromkeys(named))
             yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif identifier == route.template and len(identifier) > MAX_SIGNALLED_TEMPLATE:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TypeGuard
 
 from frazil.spec.model import StreamSpec, Table
-from frazil.spec.route import may_have_created
+from frazil.spec.sinks import Sinks
 
 
 class RoutedStream(StreamSpec):
@@ -22,17 +22,20 @@ class RoutedStream(StreamSpec):
     @property
     def is_made(self) -> bool:
         """Whether only the route's template names the table. The table's properties show whether it created it."""
-        return self.route is not None and self.table.identifier not in self.route.tables.values()
+        return self.table.identifier not in self.sinks.named
+
+    @property
+    def sinks(self) -> Sinks:
+        """The tables of the whole stream."""
+        return Sinks.of(self, decides=self.default_table)
 
     @property
     def signal_name(self) -> str:
-        """The name under which the table's windows are signalled: the route's template if its tables share a DAG;
-        otherwise the table.
-        """
-        route = self.route
-        if route is None or route.template is None or not self.is_made or self.table.identifier in route.complete:
-            return self.table.identifier
-        return route.template
+        """The route's template if its tables share a DAG; otherwise the table."""
+        table, template = self.table.identifier, self.sinks.template
+        if template is None or not self.is_made or (self.route and table in self.route.complete):
+            return table
+        return template
 
     def of_member(self, table: str) -> RoutedStream:
         """Return the stream from the perspective of another table."""
@@ -41,12 +44,7 @@ class RoutedStream(StreamSpec):
 
 def is_group(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
     """Return whether this is a stream from the perspective of all tables of its route's template."""
-    return isinstance(spec, RoutedStream) and spec.route is not None and spec.table.identifier == spec.route.template
-
-
-def find_signal_name(spec: StreamSpec) -> str:
-    """Return the name under which the windows of the stream's table are signalled."""
-    return spec.signal_name if isinstance(spec, RoutedStream) else spec.table.identifier
+    return isinstance(spec, RoutedStream) and spec.table.identifier == spec.sinks.template
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
@@ -60,9 +58,9 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
     route = spec.route
     if route is None:
         return None
-    is_named = table in route.tables.values()
+    is_named = table in spec.sinks.named
     has_windows = table in route.complete or (not is_named and route.template in route.complete)
-    if not is_named and not (has_windows and (table == route.template or may_have_created(route, table))):
+    if not is_named and not (has_windows and (table == route.template or spec.sinks.matches_template(table))):
         return None
     values = {name: getattr(spec, name) for name in StreamSpec.model_fields}
     values["table"] = Table.model_construct(identifier=table, catalog=spec.table.catalog)

@@ -152,6 +152,7 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
 def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of `as: json`."""
     columns = {column.name: parse_type(column.type) for column in spec.record_columns if column.type}
+    beside = spec.beside_value
     for column in spec.record_columns:
         for name in column.json_text_fields if column.name in columns else ():
             place = f"schema.{column.name}.as"
@@ -163,7 +164,7 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
-            elif column.name in spec.beside_value and not column.is_from_key:
+            elif column.name in beside and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
@@ -241,8 +242,8 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     declared = spec.source.format
     if not isinstance(declared, StringFormat | BytesFormat):
         return
-    kind = "string" if isinstance(declared, StringFormat) else "binary"
-    filled = {column.name: column.type for column in spec.record_columns if column.name not in spec.beside_value}
+    kind, beside = "string" if isinstance(declared, StringFormat) else "binary", spec.beside_value
+    filled = {column.name: column.type for column in spec.record_columns if column.name not in beside}
     if len(filled) != 1:
         what = (
             "fills exactly one column, but these columns have neither a key nor a header: "
@@ -264,9 +265,9 @@ def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
     """Yield the problems of CSV columns: each needs one field, and a primitive type."""
     if not isinstance(spec.source.format, CsvFormat):
         return
-    fields = spec.source.format.columns
+    fields, beside = spec.source.format.columns, spec.beside_value
     for column in spec.record_columns:
-        if column.name in spec.beside_value:
+        if column.name in beside:
             if column.name in fields:
                 what = "is filled by a key or header, not by a field of the line; rename the field"
                 yield Problem("source.format.columns", column.name, what)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,3 @@ class TopicPattern(Container[str]):
 
     def __str__(self) -> str:
         return f"topics that match '{self.text}'"
-
-
-def select_topics(topics: Collection[str] | TopicPattern, known: Collection[str]) -> tuple[str, ...]:
-    """Return the declared topics. For a pattern, return the topics in `known` that match it, sorted."""
-    if isinstance(topics, TopicPattern):
-        return tuple(sorted(topic for topic in known if topic in topics))
-    return tuple(topics)

@@ -19,6 +19,8 @@ from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table, state_location
 
 MONTH = timedelta(days=30)
+PRICES_VARIABLE = "FRAZIL_PRICES"
+"""Environment variable with the path of a YAML file of prices."""
 
 
 class Prices(Model):
@@ -40,6 +42,9 @@ class Prices(Model):
             return cls.model_validate(read_mapping(path))
         except ValidationError as error:
             raise SpecError(f"{path} is not a valid file of prices: {error}") from error
+
+    def format(self, price: float) -> str:
+        return f"{self.currency}{price:,.4f}"
 
 
 @dataclass(frozen=True, slots=True)

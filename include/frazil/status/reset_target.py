@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
 
 from frazil.commit.marker import Marker, keep_same_topics, keep_topics
 from frazil.commit.reset_plan import (
@@ -20,6 +19,7 @@ from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import find_truncations
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.sinks import RepeatHandling
 from frazil.spec.units import format_count
 
 
@@ -112,10 +112,6 @@ _REPEATED_TEXTS: Mapping[str, str] = {
     "by order": "their changes are merged once more, and those that are older than the table's row are dropped.",
     "by arrival": "until the writer has caught up, the rows that they change have old values.",
 }
-
-
-RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""How a table handles records that it gets a second time."""
 
 
 def describe_consequences(

@@ -122,7 +122,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
     committed_ms = last_commit_ms(metadata, spec.name)
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
     head = head_of(metadata)
-    replay = last_replay(metadata, spec.name) if spec.mode == "upsert" else None
+    replay = last_replay(metadata, spec.name) if spec.sinks.mode.replaces_rows else None
     known = replace(
         _with_desired(known, desired),
         table_exists=True,
@@ -135,7 +135,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
         backfill=_describe_open_backfill(metadata, spec.name, now_ms=now_ms),
         problems=tuple(problems),
         undeclared=undeclared,
-        changes=_last_merge_counts(metadata, spec.name) if spec.mode == "upsert" or spec.dedupe else {},
+        changes=_last_merge_counts(metadata, spec.name) if spec.sinks.mode.merges else {},
         flow=compute_flow(metadata, spec, now_ms=now_ms),
         replayed=merge_counts(replay.summary) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,

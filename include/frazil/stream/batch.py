@@ -125,8 +125,7 @@ class BatchRunner:
     """The shuffle decision for the last batch; None before the first batch."""
     last_journal: Journal | None = None
     """The journal of the last committed batch; None before the first commit."""
-    route: StreamRoute | None = None
-    """The stream's route; None if the stream never had a route."""
+    route: StreamRoute = field(kw_only=True)
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
@@ -163,14 +162,12 @@ class BatchRunner:
         self.sweep_stragglers()
         self.last_journal = journal
         self.fence.postpone()
-        if self.route:
-            self.route.report()
+        self.route.report()
 
     def follow(self) -> None:
         """Between batches, retry commits to routed tables and check the fence. Raises RouteBehind and Fenced."""
         self.fence.check(self.tables, epoch=self.committer.epoch)
-        if self.route:
-            self.route.follow()
+        self.route.follow()
 
     def sweep_stragglers(self) -> None:
         """Delete files of failed attempts of the last batch again: on a cluster, an abandoned attempt may have written
@@ -205,8 +202,7 @@ class BatchRunner:
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
-        missing = self.route.followers.waiting.keys() if self.route else frozenset()
-        for target in journal.routed - missing:
+        for target in journal.routed - self.route.followers.waiting.keys():
             table = self.tables.handle(target).current()
             marker = read_marker(table.properties, self.spec.name)
             if marker is not None and marker.settled == journal.key:
@@ -259,8 +255,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.COMMITTING))
         committing = time.monotonic()
         self.marker = self.committer.commit(journal)
-        if self.route:
-            self.route.commit_batch()
+        self.route.commit_batch()
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
@@ -306,8 +301,7 @@ class BatchRunner:
             has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)
             if not (has_evolved or values):
                 break
-            if self.route:
-                self.route.make(values, self.marker)
+            self.route.make(values, self.marker)
             self._prepare_restage(key)
             context, answers = self._stage_once(stage, key, tasks=tasks)
         if _missing_route_values(answers):
@@ -349,8 +343,7 @@ class BatchRunner:
         """
         drift: dict[Target, list[SchemaDrift]] = {}
         for target, found in (item for answer in answers for item in answer.result.drift.items() if item[1].is_change):
-            is_absent = self.route is not None and self.route.is_absent(target)
-            drift.setdefault("main" if is_absent else target, []).append(found)
+            drift.setdefault("main" if self.route.is_absent(target) else target, []).append(found)
         has_evolved = False
         if drift:
             with translate_catalog_errors(self.tables.main.catalog_name):
@@ -358,7 +351,7 @@ class BatchRunner:
                 if "main" in drift:
                     result = evolve_table(main, self.spec, drift.pop("main"))
                     has_evolved = self._report_evolution(context, "main", result)
-                for target, routed in self.route.evolve_tables(drift, main) if self.route else ():
+                for target, routed in self.route.evolve_tables(drift, main):
                     has_evolved |= routed is None or self._report_evolution(context, target, routed)
         return has_evolved
 
@@ -424,10 +417,8 @@ class BatchRunner:
         context = build_stage_context(
             self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
         )
-        if self.route:
-            context = self.route.add_targets(context, key, self.marker)
         return dataclasses.replace(
-            context,
+            self.route.add_targets(context, key, self.marker),
             existing_dead_letters=self.committer.existing_dead_letters(self.marker),
             window_us=None if self.spec.window is None else Grain(self.spec.window).us,
             rejects_accepted=self.rejects_accepted,

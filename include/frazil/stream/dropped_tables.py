@@ -29,7 +29,7 @@ from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import extract_value, may_have_created, value_property
+from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
 from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
 from frazil.table.lost import find_remains, registration_command
@@ -67,10 +67,9 @@ def find_dropped_tables(
     table records and each namespace, and reads the record of each table in `loaded`. Raises the errors of the catalog
     and the storage.
     """
-    if spec.route is None:
+    if not (sinks := spec.sinks).can_follow:
         return []
-    declared = set(spec.route.tables.values())
-    names = {n for n in list_recorded_tables(tables) if n in declared or may_have_created(spec.route, n)}
+    names = set(filter(sinks.may_include, list_recorded_tables(tables)))
     if not names:
         return []
     catalog = tables.main.current().catalog
@@ -80,7 +79,7 @@ def find_dropped_tables(
     members = run_in_parallel(lambda name: read_table_record(tables, name), read)
     found = []
     for member in members:
-        if member is None or not route_includes(spec, member):
+        if member is None or not sinks.includes(member.target, member.value):
             continue
         replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
         if member.target in gone or replacement is not None:
@@ -158,7 +157,7 @@ def find_lagging_and_dropped_tables(
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
     """Return a report of the routed table, by its name, if another table now has this name; otherwise an empty dict."""
     member = read_table_record(tables, target)
-    if member is None or not route_includes(spec, member):
+    if member is None or not spec.sinks.includes(member.target, member.value):
         return {}
     try:
         replacement = _find_replacement(tables.main.current().catalog, member, {})
@@ -169,16 +168,6 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
     return {
         target: DroppedTable(target, describe_dropped_table(spec, tables, member, replacement), TableAbsence.REPLACED)
     }
-
-
-def route_includes(spec: StreamSpec, member: RoutedTableRecord) -> bool:
-    """Whether the route's current declaration includes this table. Pure."""
-    route = spec.route
-    if route is None or member.target in route.tables.values():
-        return route is not None
-    if member.value is None or member.value in route.tables:
-        return False
-    return route.makes(member.value, member.target)
 
 
 def belongs_to_others(spec: StreamSpec, table: Table, value: str | None) -> bool:
@@ -195,9 +184,8 @@ def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) ->
 
 
 def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
-    route = spec.route
-    unknown = route is not None and member.value is None and may_have_created(route, member.target)
-    return unknown or route_includes(spec, member)
+    unknown = member.value is None and spec.sinks.matches_template(member.target)
+    return unknown or spec.sinks.includes(member.target, member.value)
 
 
 def describe_dropped_table(
@@ -297,7 +285,7 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
     Raises SpecError if the value is unknown.
     """
-    if spec.route is not None and identifier in spec.route.tables.values():
+    if identifier in spec.sinks.named:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:
         return value
@@ -316,5 +304,5 @@ def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target
         for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))
         if found
     ]
-    known.append(None if spec.route is None else extract_value(spec.route, identifier))
+    known.append(spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

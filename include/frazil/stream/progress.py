@@ -34,6 +34,8 @@ class RecordCounts:
     read: int = 0
     written: int = 0
     """Number of records written after a shuffle, whose writers start when all records are read; otherwise 0."""
+    delay_s: float = 0.0
+    """The longest time (s) by which a quota of Kafka's brokers delays each fetch of a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,18 @@ class ProgressFolder:
     For a merge: the time of its start, in milliseconds since 1970.
     """
 
-    def write(self, task: str, *, epoch: int, batch: int, records: int) -> None:
+    def write(self, task: str, *, epoch: int, batch: int, records: int, delay_s: float = 0.0) -> None:
         """Write how many records a task has read or, for a task named by `writer_task_name`, how many its writer has
-        written.
+        written. A quota of Kafka's brokers delays each of the task's fetches by `delay_s` seconds.
         """
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": records}
-        self._put(task, value)
+        self._put(task, {**value, "delay-s": delay_s})
 
     def write_merged(self, task: int, *, rows: int) -> None:
         """Write how many rows a merge task has read from the table's files and the changes."""
         self._put(f"{_MERGE}{task}", {"attempt": self.attempt, "rows": rows})
 
-    def _put(self, task: str, value: Mapping[str, int]) -> None:
+    def _put(self, task: str, value: Mapping[str, float]) -> None:
         open_store(self.location, self.io).put(f"{self.location}/{task}.json", json.dumps(value).encode())
 
     def clear(self) -> None:
@@ -76,18 +78,19 @@ class ProgressFolder:
 
     def count_records(self, *, epoch: int, batch: int) -> RecordCounts:
         """Return the number of records that the newest attempt of one batch has read and written so far."""
-        read, written, newest = 0, 0, -1
+        read, written, newest, delay_s = 0, 0, -1, 0.0
         for task, value in self._read_files():
             attempt = value.get("attempt", 0)
             if (value.get("epoch"), value.get("batch")) != (epoch, batch) or attempt < newest:
                 continue
             if attempt > newest:
-                newest, read, written = attempt, 0, 0
+                newest, read, written, delay_s = attempt, 0, 0, 0.0
             if task.startswith(_WRITE):
                 written += value["records"]
             else:
                 read += value["records"]
-        return RecordCounts(read, written)
+            delay_s = max(delay_s, value.get("delay-s", 0.0))
+        return RecordCounts(read, written, delay_s)
 
     def _read_files(self, prefix: str = "") -> Iterator[tuple[str, dict[str, int]]]:
         """Yield the file name and the content of each task whose name begins with `prefix`."""

@@ -132,7 +132,7 @@ def log_event(event: Event) -> None:
     stream, what = event.stream, event.what
     match what:
         case EpochBegan():
-            _writer.info("epoch %d begins: %s", what.epoch, what.settled)
+            _writer.info("a writer took over (epoch %d): %s", what.epoch, what.settled)
         case RecordsSkipped():
             _writer.warning(
                 "Kafka's retention deleted records that stream %r had not read. They are skipped: %s", stream, what.lost

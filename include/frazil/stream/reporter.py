@@ -81,6 +81,7 @@ class Reporter:
         self._counted_at = float("-inf")
         self._merges = False
         self._written = 0  # records written by a shuffle's writers in the current batch
+        self._delay_s = 0.0  # by which a quota delays each fetch of the current batch
         self._phase_since_ms = now
         self._state = Heartbeat(
             stream=events.stream,
@@ -145,7 +146,7 @@ class Reporter:
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
         """Set the writer's phase, and its batch if it has one."""
         at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
-        self._written = 0
+        self._written, self._delay_s = 0, 0.0
         self._phase_since_ms = self._clock_ms()
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
@@ -241,6 +242,7 @@ class Reporter:
         elif state.phase is Phase.STAGING and progress and state.epoch is not None and state.batch is not None:
             self._counted_at = time.monotonic()
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
+            self._delay_s = counted.delay_s
             if counted.read > state.batch_records or counted.written > self._written:
                 self._written = counted.written
                 self._update(batch_records=counted.read)
@@ -275,7 +277,7 @@ class Reporter:
         silent_since_ms = report.silent_since_ms if report else None
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         sample = _build_sample(state, marker, report, at_ms=self._clock_ms())
-        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms)
+        sample = dataclasses.replace(sample, silent_since_ms=silent_since_ms, delay_s=self._delay_s)
         lag = sum(sample.unread.values()) if report else state.lag
         caught_up_at_ms = self._arrivals.update(report, marker.offsets)
         self._watch.set_stretch(stretch)

@@ -33,7 +33,7 @@ MAX_NAMED = 5
 
 @dataclass(slots=True)
 class StreamRoute:
-    """Commits the batches of one epoch to the routed tables."""
+    """Commits the batches of one epoch to the routed tables, if the stream has or had a route."""
 
     spec: StreamSpec
     tables: StreamTables
@@ -54,15 +54,15 @@ class StreamRoute:
         marker: Marker,
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
-    ) -> StreamRoute | None:
+    ) -> StreamRoute:
         """Commit the rows that earlier writers left for the routed tables, and open these tables.
 
-        Returns None if the stream never had a route. Also deletes staged files of routed tables that no writer will
+        Also deletes staged files of routed tables that no writer will
         commit. Raises RouteBehind, and the errors of `RoutedTables.open`.
         """
-        if followers is None or (spec.route is None and marker.routed is None):
-            return None
-        found = cls(spec, tables, followers, emit)
+        found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
+        if followers is None or (not spec.sinks.can_follow and marker.routed is None):
+            return found
         ended = found._commit_overdue_rows()
         sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)
         if not ended:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
@@ -39,14 +38,15 @@ from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, form
 from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, may_have_created, value_property
+from frazil.spec.route import Route, value_property
+from frazil.spec.sinks import Sinks
 from frazil.spec.units import format_count
-from frazil.stream.dropped_tables import belongs_to_others, describe_dropped_table, route_includes
+from frazil.stream.dropped_tables import belongs_to_others, describe_dropped_table
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
 from frazil.table.declared import table_identifier
-from frazil.table.made_tables import declare_routed_table, get_routing_value, list_matching_names
+from frazil.table.made_tables import declare_routed_table, list_matching_names
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed import copy_renames
 from frazil.table.schema_update import evolve_for_records
@@ -104,8 +104,7 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     Raises the catalog's errors.
     """
     properties = tables.handle(target).current().properties
-    is_named = spec.route is not None and target in spec.route.tables.values()
-    if is_named or property_name(spec.name) in properties:
+    if target in spec.sinks.named or property_name(spec.name) in properties:
         return False
     member = read_table_record(tables, target)
     value = member.value if member else _route_value_in_note(spec, tables, target)
@@ -117,8 +116,7 @@ def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target)
     """Return the route value in the note of a missing table. None without a note, and for a table that the route
     names.
     """
-    named = spec.route is not None and target in spec.route.tables.values()
-    note = None if named else load_missing_table_note(tables, target)
+    note = None if target in spec.sinks.named else load_missing_table_note(tables, target)
     return None if note is None else note.value
 
 
@@ -148,6 +146,10 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
     )
 
 
+def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
+    run_in_parallel(action, names, at_once=MAX_PARALLEL_COMMITS)
+
+
 @dataclass(slots=True)
 class RoutedTables:
     """The tables of one stream's route, as known to the stream's writer.
@@ -175,6 +177,10 @@ class RoutedTables:
     """Each table's layout, and the location of the metadata from which the layout was derived."""
     _texts: dict[str, str] = field(default_factory=dict)
     """Schemas, partition specs and sort orders as JSON. Equal strings share one object."""
+    sinks: Sinks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sinks = self.spec.sinks
 
     def open(self, default_marker: Marker) -> None:
         """Load the existing tables, and create those that are declared. An error of one table does not affect the
@@ -186,9 +192,9 @@ class RoutedTables:
         """
         self._members |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
-            declared = sorted(set(self.route.tables.values()))
-            self.targets.update(self.route.tables)
-            self._run_in_parallel(lambda name: self._try_prepare(name, None, default_marker), declared)
+            declared = sorted(self.sinks.named)
+            self.targets.update(self.sinks.by_value)
+            _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
             self._keep_unread(default_marker)
             self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
@@ -199,7 +205,7 @@ class RoutedTables:
     @property
     def made_count(self) -> int:
         """Number of tables that the template has created, or may have created."""
-        return len(self.targets.keys() - self.route.tables.keys()) + len(self._unread - set(self.targets.values()))
+        return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
     def _values_of_missing(self) -> list[str]:
         """Return the route values whose tables earlier writers could not create, if the route still allows these
@@ -215,16 +221,14 @@ class RoutedTables:
         names = sorted(self._unread & self._members)
         members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
-        self._run_in_parallel(
-            lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets]
-        )
+        _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values whose tables the catalog no longer has. An operator decides what happens to them."""
         known = {*self.targets.values(), *self._unread}
-        names = [n for n in sorted(self._members - known) if may_have_created(self.route, n)]
+        names = [n for n in sorted(self._members - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
-        return [m.value for m in found if m is not None and m.value is not None and route_includes(self.spec, m)]
+        return [m.value for m in found if m and m.value is not None and self.sinks.includes(m.target, m.value)]
 
     def _try_prepare(self, target: Target, value: str | None, default_marker: Marker) -> None:
         """Load or create a table, and prepare it for this epoch. If that fails, it is added to `absent`."""
@@ -279,11 +283,11 @@ class RoutedTables:
 
         absent = [target for target in sorted(self.absent) if target not in self.behind]
         with translate_catalog_errors(self.catalog.name):
-            self._run_in_parallel(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
+            _run_many(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
         """Return the route value of each table that the template creates."""
-        return {target: value for value, target in self.targets.items() if value not in self.route.tables}
+        return {target: value for value, target in self.targets.items() if value not in self.sinks.by_value}
 
     def _load_made_tables(self, default_marker: Marker) -> None:
         """Load the tables that the template created, and add them to `targets`. Each table's properties have its route
@@ -297,23 +301,19 @@ class RoutedTables:
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self._unread.add(identifier)
                 return
-            value = (
-                None
-                if table is None
-                else get_routing_value(table.properties, identifier, self.route, stream=self.spec.name)
-            )
+            value = None if table is None else self.sinks.find_value(identifier, table.properties)
             if table is not None and value is not None and value not in self.targets:
                 self.targets[value] = identifier
                 self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
-        self._run_in_parallel(load_made, list_matching_names(self.catalog, self.route))
+        _run_many(load_made, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         """Create the tables of new route values, up to the route's limit. Raises the same errors as `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made_count)]
         with translate_catalog_errors(self.catalog.name):
-            self._run_in_parallel(lambda value: self._try_create(value, default_marker), new)
+            _run_many(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
         """Create the template's table for a route value. If that fails, its rows wait next to the default table."""
@@ -383,11 +383,6 @@ class RoutedTables:
                 f"`frazil route {self.spec.name} --give-up {identifier}`"
             )
 
-    def _run_in_parallel(self, action: Callable[[str], None], names: list[str]) -> None:
-        if names:
-            with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), thread_name_prefix="route") as pool:
-                list(pool.map(action, names))
-
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
@@ -404,9 +399,7 @@ class RoutedTables:
             require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
             found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
-        self._run_in_parallel(
-            lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift)
-        )
+        _run_many(lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift))
         return found
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
@@ -420,15 +413,8 @@ class RoutedTables:
             f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "
             "in route.tables; then replay its dead letters"
         )
-        destinations = Destinations(
-            by=self.route.by,
-            name=self.route.name or "",
-            targets=dict(self.targets),
-            to_main=self.route.otherwise == "table",
-            makes=self.route.template is not None,
-            allow=self.route.allow,
-            refused=dict(self.refused),
-            full=full if self.made_count >= limit else "",
+        destinations = Destinations.of(
+            self.route, self.targets, refused=self.refused, full=full if self.made_count >= limit else ""
         )
         waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()

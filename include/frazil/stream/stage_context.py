@@ -115,7 +115,7 @@ def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
     """Return the rules by which records change rows, with the columns' current names; None for append streams."""
-    if spec.mode == "append":
+    if not spec.sinks.mode.replaces_rows:
         return None
     delete, called = spec.delete or Delete.model_construct(), partial(current_column_name, table, other_names)
     key = tuple(map(called, spec.key))

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
+from frazil.ingest.progress import OnProgress
 from frazil.ingest.sensitive import to_safe_error
 from frazil.ingest.shuffle import Parcel
 from frazil.ingest.stage import PossibleRecordError, stage, stage_after_shuffle, stage_before_shuffle
@@ -206,17 +207,19 @@ class StageRows:
         shown = to_safe_error(found, self.context)
         return {"suspect": f"{type(shown).__name__}: {shown}"}
 
-    def _progress_reporter(self, task: str) -> Callable[[int], None]:
+    def _progress_reporter(self, task: str) -> OnProgress:
         period_s = self.progress.period_s
         due = time.monotonic() + period_s
 
-        def report(records: int) -> None:
+        def report(records: int, delay_s: float) -> None:
             nonlocal due
             check_not_abandoned()
             if (now := time.monotonic()) < due:
                 return
             due = now + period_s
-            self.progress.write(task, epoch=self.context.epoch, batch=self.context.batch, records=records)
+            self.progress.write(
+                task, epoch=self.context.epoch, batch=self.context.batch, records=records, delay_s=delay_s
+            )
 
         return report
 

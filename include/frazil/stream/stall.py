@@ -115,6 +115,8 @@ class WriterSample:
     batch: BatchName | None = None
     """The current batch; None while the writer waits, and once the batch is committed."""
     batch_records: int = 0
+    delay_s: float = 0.0
+    """Time (s) by which a quota of Kafka's brokers delays each fetch of the batch."""
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
     watermark_us: int | None = None
@@ -291,6 +293,9 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
     if sample.batch is not None:
         read = format_count(sample.batch_records, "record")
         why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
+        if sample.phase is Phase.STAGING and sample.delay_s:
+            why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
+            return why, "Raise the quota. A batch of a producer must fit into 10 s of it, or it never arrives"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
         return why, f"Check that {parts} answer; {restart}"
     if wait.first_batch is not None:

@@ -331,8 +331,7 @@ class Epoch:
         return runner.marker
 
     def _is_over(self, runner: BatchRunner, stays_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
-        behind = runner.route is not None and runner.route.behind
-        return self.stopping.is_set() or (not behind and self._has_caught_up(runner.marker, stays_unread))
+        return self.stopping.is_set() or (not runner.route.behind and self._has_caught_up(runner.marker, stays_unread))
 
     def _take_over(self) -> BatchRunner:
         """Take over the stream, and commit or discard every earlier batch. Returns the runner of new batches."""

@@ -5,7 +5,7 @@ enough.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
@@ -13,7 +13,8 @@ from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, may_have_created, value_property
+from frazil.spec.route import value_property
+from frazil.spec.sinks import Sinks
 from frazil.table.catalogs import explain_table_error, list_table_names
 from frazil.table.declared import DeclaredTable, declared_table
 from frazil.table.parallel import run_in_parallel
@@ -33,23 +34,19 @@ def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = 
     return dataclasses.replace(declared, identifier=identifier, location=None, properties=properties)
 
 
-def list_matching_names(catalog: Catalog, route: Route) -> list[str]:
+def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
     """Return the identifiers of all tables whose names match the route's template, sorted. Loads no table."""
-    if route.template is None:
+    if sinks.template is None:
         return []
-    found = list_table_names(catalog, route.template.rpartition(".")[0])
-    return sorted(identifier for identifier in found if may_have_created(route, identifier))
+    return sorted(filter(sinks.matches_template, list_table_names(catalog, sinks.template.rpartition(".")[0])))
 
 
-def load_route_tables(
-    catalog: Catalog, route: Route, *, stream: str, names: Iterable[str] | None = None
-) -> dict[str, Table]:
-    """Load the existing tables that a route lists or that its template created, by identifier.
+def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
+    """Load the existing tables that a stream's route lists or that its template created, by identifier.
 
     `names` are the tables to load, by default all. Raises AccessDenied with the table's name, and any other error of
     the catalog.
     """
-    declared = set(route.tables.values())
 
     def load(identifier: str) -> Table | None:
         try:
@@ -58,17 +55,8 @@ def load_route_tables(
             return None
         except ForbiddenError as error:
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
-        ours = (
-            identifier in declared or get_routing_value(table.properties, identifier, route, stream=stream) is not None
-        )
-        return table if ours else None
+        return table if sinks.owns(identifier, table.properties) else None
 
-    names = sorted({*declared, *list_matching_names(catalog, route)} if names is None else names)
+    names = sorted({*sinks.named, *list_matching_names(catalog, sinks)} if names is None else names)
     loaded = run_in_parallel(load, names) if names else []
     return {name: table for name, table in zip(names, loaded, strict=True) if table is not None}
-
-
-def get_routing_value(properties: Mapping[str, str], identifier: str, route: Route, *, stream: str) -> str | None:
-    """Return the routing value for which the template created a table; None if the template did not create it."""
-    value = properties.get(value_property(stream))
-    return value if value is not None and route.template and route.derive_table_name(value) == identifier else None

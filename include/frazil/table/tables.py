@@ -62,6 +62,7 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     them.
     """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
+        _check_format_version(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
@@ -78,7 +79,7 @@ def _check_identifier_fields(main: Table, spec: StreamSpec) -> None:
     """
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
-    if spec.mode == "upsert" and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
+    if spec.sinks.mode.replaces_rows and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
             f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "

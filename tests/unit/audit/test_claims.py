@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from frazil.audit.claims import (
+    MAX_CLOCK_STEP_MS,
+    Claims,
+    _batches_without_accepted_losses,
+    _records_before_history,
+)
 from frazil.audit.findings import FindingKind
+from frazil.audit.ranges import CommittedRange
 from frazil.audit.stream_audit import audit_stream
+from frazil.commit.history import Period
+from frazil.commit.marker import BatchKey, Fate
 from frazil.commit.marker_changes import adopt, forget
+from frazil.ingest.contract import RangeProgress
 from frazil.spec.model import StreamSpec
 from tests.made_batches import MadeStream
 
@@ -46,3 +59,26 @@ def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> 
     made.land({0: (10, 20)})
     (found,) = audit_stream(made.tables).findings
     assert found.sentence == "10 rows are before the first commit record, at offset 10"
+
+
+def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
+    window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
+    times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]
+    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), fate=lambda _: Fate.COMMITTED)
+    records: Any = [
+        SimpleNamespace(key=BatchKey(1, 9 - n), created_at_ms=at) for n, at in enumerate([*times, window.from_ms])
+    ]
+    assert [r.key.batch for r in _records_before_history(records, marker, window)] == [7]
+
+
+def test_only_batches_that_an_accepted_rollback_removed_are_left_out() -> None:
+    claimed = Claims({("t", 0): (CommittedRange(0, 10, 10, 0, "id", epoch=1), CommittedRange(10, 20, 10, 0, "id"))})
+    marker: Any = SimpleNamespace(
+        given_up={("t", 0): ((0, 10),)}, given_up_epoch=2, source=SimpleNamespace(topic_ids={"t": "id"})
+    )
+
+    def batch(*spans: tuple[int, int]) -> Any:
+        return SimpleNamespace(progress=[RangeProgress("t", 0, *span, 0, 0, None) for span in spans])
+
+    lost, kept, empty = batch((0, 10)), batch((10, 20)), batch((5, 5))
+    assert _batches_without_accepted_losses([lost, kept, empty], claimed, marker) == [kept, empty]

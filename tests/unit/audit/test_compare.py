@@ -20,6 +20,7 @@ from frazil.audit.compare import (
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.ranges import CommittedRange, Group
+from frazil.audit.stream_audit import _count_partition
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 
@@ -483,6 +484,24 @@ def test_what_only_a_former_transform_dropped_is_not_compared():
     world = World(frozenset(range(10)), frozenset(), (0, 10))
     former = filtered(world, frozenset({3, 4}), now=frozenset({4}), lost=frozenset())
     assert [(f.kind, f.count) for f in compare_partition(former)] == [(FindingKind.NOT_COMPARED, 1)]
+
+
+def test_dead_letters_that_a_replay_landed_are_rows_that_their_batch_claims():
+    ranges = (CommittedRange(0, 10, 6, 4, TOPIC_ID),)
+    replayed, left = {TOPIC_ID: BitMap64([7, 8])}, OffsetTally([6, 9])
+    rows = [*range(6), 7, 8]
+    found = [
+        compare_partition(Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(there), left, replayed=replayed))
+        for there in (rows, rows[:-1])
+    ]
+    assert [wrong(of) for of in found] == [[], [(FindingKind.MISCOUNTED, 1)]]
+
+
+@pytest.mark.parametrize(("kafka", "gaps"), [(None, None), (RemainingOffsets(0, offset_bitmap(0, 10)), 2)])
+def test_gaps_are_counted_only_where_kafka_was_asked(kafka: RemainingOffsets | None, gaps: int | None):
+    ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID),)
+    evidence = Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally(), kafka)
+    assert _count_partition(evidence).gaps == gaps
 
 
 def test_more_records_than_a_range_can_have_are_miscounted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from frazil.backfill import stage as staging
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, BackfillPlan
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name, unsettled_backfill
 from frazil.commit.journal import Journal
 from frazil.errors import BackfillAbandoned, FrazilError, StaleBatch
 from frazil.offsets.spans import offset_bitmap
@@ -66,3 +68,25 @@ def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, mo
     monkeypatch.setattr(staging, "_stage_chunk", staged)
     with pytest.raises(BackfillAbandoned, match="ada abandoned"):
         staging.stage(backfill_of(live), None)  # type: ignore[arg-type] - `staged` asks no engine
+
+
+@pytest.mark.parametrize(
+    ("default", "own", "unsettled", "also_if_abandoned"),
+    [
+        ("published", "staged", True, True),
+        ("published", "published", False, False),
+        ("abandoned", "staged", False, True),
+        ("staged", "staged", False, False),
+        ("staging", "staging", False, False),
+    ],
+)
+def test_a_backfill_is_unsettled_while_its_dead_letters_are_behind_its_rows(
+    default: str, own: str, unsettled: bool, also_if_abandoned: bool
+) -> None:
+    marker = BackfillMarker("s", "b", {}, "d", 1)
+    of_table, of_dead_letters = (
+        {property_name("s"): dataclasses.replace(marker, state=BackfillState(state)).to_property()}
+        for state in (default, own)
+    )
+    assert bool(unsettled_backfill(of_table, of_dead_letters, "s")) is unsettled
+    assert bool(unsettled_backfill(of_table, of_dead_letters, "s", abandoned=True)) is also_if_abandoned

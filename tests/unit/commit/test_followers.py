@@ -241,6 +241,7 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
     (behind,) = find_lagging_tables(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
+    assert "was rolled back" in behind.reason
     discard_rows_of_existing_table(routed.tables, ORDERS, routed.world.marker())
     assert find_lagging_tables(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)

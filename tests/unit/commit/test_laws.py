@@ -263,6 +263,8 @@ def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk)
             expected = Fate.COMMITTED if (epoch, batch) in committed else Fate.NOT_COMMITTED
             assert marker.fate(BatchKey(epoch, batch)) is expected
     assert marker.fate(BatchKey(0, 1)) is Fate.UNKNOWN
+    skipped = marker.owned_by(marker.at.epoch + 2)
+    assert skipped.fate(BatchKey(skipped.at.epoch - 1, 1)) is Fate.NOT_COMMITTED
 
 
 def test_a_marker_remembers_a_bounded_number_of_epochs():

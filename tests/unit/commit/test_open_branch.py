@@ -233,6 +233,17 @@ def test_after_a_rollback_of_main_the_branch_goes_back_with_it(stream: Aligned) 
     assert audit_stream(stream.world.tables).clean
 
 
+def test_a_rollback_of_main_that_is_accepted_takes_no_row_from_the_branch(stream: Aligned) -> None:
+    stream.run([10, 70], [20, 80])
+    stream.run([95], [100])
+    waiting = stream.waiting()
+    stream.world.roll_back(1)
+    stream.reset(dict(stream.world.marker().offsets))
+    assert (stream.main(), stream.waiting()) == ([], waiting)
+    stream.run([200], [200])
+    assert stream.main() == [row for row in waiting if row[1] < 3]
+
+
 def test_a_stream_that_is_forgotten_leaves_all_its_rows_in_main(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     forget(stream.world.tables, state=str(stream.world.root / "nothing"))

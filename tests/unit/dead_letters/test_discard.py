@@ -13,6 +13,7 @@ from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
 from frazil.commit.open_streams import OpenStream
+from frazil.commit.sweep import referenced_paths
 from frazil.dead_letters.counts import count_by_day, read_samples
 from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.selection import Selection
@@ -132,13 +133,22 @@ FAULTS: dict[str, Fault] = {
 }
 
 
+def unreferenced(world: World) -> set[str]:
+    """Files and manifests that no snapshot of the dead-letter table needs."""
+    table = world.load_dead_letters()
+    files = world.parquet_files(table) - referenced_paths(table)
+    return files | (world.manifests(table) - world.used_manifests(table))
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_dead_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
+    before = unreferenced(world)
     FAULTS[fault](world)
     assert discard(opened, NOT_JSON, MARK) == 3
     world.catalog.land_now()
     assert discarded(world) == MINE
     assert world.dead_letters() == sorted([(0, 1), (0, 1), (0, 2), (1, 7), *([(0, 6)] if "batch" in fault else [])])
+    assert unreferenced(world) == before, "no file of a lost attempt is left"
 
 
 def test_a_replay_that_begins_while_dead_letters_are_discarded_stops_the_discard(

@@ -478,8 +478,8 @@ def killed_at(step: int, *, after: bool = False) -> Iterator[Counter[str]]:
 
 
 def in_turns(steps: int) -> list[Any]:
-    """Return all steps of a replay: each commit tries the first, the end, and a quarter of the others."""
-    return [0, *(pytest.param(step, marks=pytest.mark.rotates(4)) for step in range(1, steps)), steps]
+    """Return all steps of a replay: each commit tries the first, the end, and an eighth of the others."""
+    return [0, *(pytest.param(step, marks=pytest.mark.rotates(8)) for step in range(1, steps)), steps]
 
 
 def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:

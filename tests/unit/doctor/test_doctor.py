@@ -315,3 +315,4 @@ def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkey
     broken = CliRunner().invoke(frazil, ["doctor", "--streams", str(tmp_path)])
     assert broken.exit_code == 1
     assert "✗ declarations" in broken.stdout
+    assert broken.stdout.rstrip().endswith(" not checked"), "what was not checked is counted"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from frazil.commit.cost import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.events import (
@@ -102,7 +103,8 @@ def bench(tmp_path: Path) -> Bench:
 
 def batch(records: int = 100, **others: float) -> BatchCommitted:
     times = {"stage_s": 2.0, "commit_s": 0.5, **others}
-    return BatchCommitted(BatchKey(4, 1), MARKER, records, 3, 2, bytes=4_096, **times)  # type: ignore[arg-type]
+    cost = BatchCost(cpu_ms=700, writes=5, reads=2)
+    return BatchCommitted(BatchKey(4, 1), MARKER, records, 3, 2, bytes=4_096, cost=cost, **times)  # type: ignore[arg-type]
 
 
 def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
@@ -126,6 +128,9 @@ def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
         merge_ms=300,
         watermark_ms=5_000,
         interval_ms=20_000,
+        cpu_ms=1_400,
+        writes=10,
+        reads=4,
     )
 
 
@@ -157,7 +162,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
 @pytest.mark.parametrize(
     ("what", "kind", "said"),
     [
-        (EpochBegan(5, MARKER, SettleResult()), EventKind.EPOCH, "epoch 5 begins"),
+        (EpochBegan(5, MARKER, SettleResult()), EventKind.EPOCH, "a writer took over (epoch 5)"),
         (RecordsSkipped("t-0: 1..9", MARKER), EventKind.SKIP, "t-0: 1..9"),
         (StallBegan(STALL), EventKind.STALL, "nothing moves"),
         (StallEnded(StallKind.OFFSETS, 60_000), EventKind.STALL, "over after 1 min 0 s"),
@@ -334,7 +339,9 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     assert (past.points(), len(past.happened), len(problems)) == ((), 1, 1)
     bench.writer(5).write(NOW)
     assert bench.epochs() == {5}
-    assert [h.sentence for h in bench.stored().happened] == [f"epoch {n} begins: nothing to settle" for n in (4, 5)]
+    assert [h.sentence for h in bench.stored().happened] == [
+        f"a writer took over (epoch {n}): no unfinished batch" for n in (4, 5)
+    ]
 
 
 def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:

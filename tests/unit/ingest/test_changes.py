@@ -230,7 +230,7 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
     pq.write_table(pa.table(dead_letters), path := world.folder / "in.letters")
     of = OffsetRange("t", 0, RANGE_START, RANGE_START + 5)
     of_dead_letters = replace(of_envelopes, files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
-    replayed = stage(of_dead_letters, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    replayed = stage(of_dead_letters, StageTask(0, (of,)), attempt=0)
     (progress,) = replayed.progress
     assert (progress.records, progress.rejected, replayed.other_events) == (1, 4, 0), "each letter is one of the two"
     assert replayed.rejects.counts == {"NoChange": 3, "NotAnEnvelope": 1}

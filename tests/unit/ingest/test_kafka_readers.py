@@ -268,7 +268,7 @@ def by_columns(
     trouble: Trouble = 0,
     *,
     throttle_ms: int = 0,
-    on_read: Any = int,
+    on_read: Any = lambda *_: None,
 ) -> Read:
     library = MadeLibrary(sent, trouble)
     library.throttle_ms = throttle_ms
@@ -287,7 +287,7 @@ def by_messages(
     trouble: Trouble = 0,
     *,
     throttle_ms: int = 0,
-    on_read: Any = int,
+    on_read: Any = lambda *_: None,
 ) -> Read:
     consumer = MadeConsumer(sent, trouble)
     consumer.throttle_ms = throttle_ms
@@ -533,11 +533,11 @@ def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: 
 
 @pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_what_was_read_is_reported_before_a_chunk_is_full(read: Any) -> None:
-    reported: list[int] = []
-    read(
-        [Sent("a", 0, n, None, b"v", n) for n in range(773)], [OffsetRange("a", 0, 0, 100_000)], on_read=reported.append
-    )
-    assert max(reported) == 773
+    reported: list[tuple[int, float]] = []
+    sent = [Sent("a", 0, n, None, b"v", n) for n in range(773)]
+    of = [OffsetRange("a", 0, 0, 100_000)]
+    read(sent, of, on_read=lambda *now: reported.append(now), throttle_ms=4_000)
+    assert max(reported) == (773, 4.0)
 
 
 def test_lines_of_librdkafkas_log_go_to_pythons_and_none_to_stderr(

@@ -134,7 +134,7 @@ class World:
             except PossibleRecordError:
                 for path in self.files():  # which the sweep of the batch finds
                     Path(path).unlink()
-        return stage(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)
+        return stage(context, task, attempt=0, now_us=lambda: NOW_US)
 
     def _shuffle(self, context: StageContext) -> Shuffle:
         """Every partition that the chunks could have is shared by all writers, if it is that of no value."""
@@ -144,7 +144,7 @@ class World:
 
     def _shuffled(self, context: StageContext, task: StageTask) -> StageResult:
         """Run two tasks before and after a shuffle; what is sent arrives in another order."""
-        sent = [*stage_before_shuffle(context, task, attempt=0, on_progress=lambda _: None, now_us=lambda: NOW_US)]
+        sent = [*stage_before_shuffle(context, task, attempt=0, now_us=lambda: NOW_US)]
         reported = sent.pop()
         assert isinstance(reported, ReadResult)
         parcels = [p for p in reversed(sent) if isinstance(p, Parcel)]
@@ -481,7 +481,7 @@ def test_a_row_of_a_parquet_file_that_cannot_be_reported_is_named(make_world: Ma
     of = OffsetRange("t", 0, RANGE_START, RANGE_START + 2)
     context = replace(world.context(), files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
     with pytest.raises(SpecError, match=r"t\[0\]@101 cannot be backfilled: x: 3000000 days since 1970"):
-        stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+        stage(context, StageTask(0, (of,)), attempt=0)
 
 
 def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_and_headers(
@@ -508,7 +508,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
         beside_value={"user": None, "trace": "trace"},
         files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
     )
-    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    result = stage(context, StageTask(0, (of,)), attempt=0)
     (row,) = [row for file in result.files for row in pq.read_table(file.path).to_pylist()]
     assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
 
@@ -539,7 +539,7 @@ def test_a_replayed_dead_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fi
         beside_value={"user": None},
         files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),),
     )
-    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    result = stage(context, StageTask(0, (of,)), attempt=0)
     rows: dict[str, list[Any]] = {"main": [], "dead-letters": []}
     for file in result.files:
         rows[file.target] += pq.read_table(file.path).to_pylist()
@@ -573,7 +573,7 @@ def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the
         beside_value={"user": None},
         files=tuple(RecordFile(str(path), path.stat().st_size, 0, (of,)) for path in (rows, lines)),
     )
-    result = stage(context, StageTask(0, (of,)), attempt=0, on_progress=lambda _: None)
+    result = stage(context, StageTask(0, (of,)), attempt=0)
     landed = [row for file in result.files for row in pq.read_table(file.path).to_pylist()]
     assert sorted((row["kafka_offset"], row["x"], row["user"]) for row in landed) == [
         (RANGE_START, 5, "ann"),
@@ -692,7 +692,7 @@ def fate(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> An
     return repr({**main[offset], "kafka_offset": at}) if offset in main else sorted(dead[offset])
 
 
-@settings(max_examples=max(20, settings().max_examples // 4))
+@settings(max_examples=max(10, settings().max_examples // 4))
 @given(layouts, st.lists(records, min_size=1, max_size=6))
 @example(("decimal(38,0)", "truncate(10, x)", True), [Record(b'{"ts":"2024-01-01T00:00:00Z","x":-%d}' % int(NINES))])
 def test_each_record_lands_once_by_value_whatever_stands_beside_it(
@@ -730,7 +730,7 @@ def test_progress_that_cannot_be_reported_does_not_fail_the_task(
     world.chunk_records = 1
     monkeypatch.setattr(reporter, "REPORT_INTERVAL_S", -1.0)
 
-    def unreachable(_: int) -> None:
+    def unreachable(*_: object) -> None:
         raise OSError(errno.EIO, "the state's folder is away")
 
     world.stage(numbered(0))

@@ -360,7 +360,7 @@ def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch:
     monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, len(values)),))
     context = StageContext.from_dict(context_of(spec, str(folder)).to_dict())
-    return stage(context, task, attempt=0, on_progress=lambda _: None)
+    return stage(context, task, attempt=0)
 
 
 def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +426,7 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
     values = [json.dumps({"n": n, "txt": "x" if n == 2 else "1"}).encode() for n in range(4)]
     monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, 4),))
-    (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1, on_progress=lambda _: None).progress
+    (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1).progress
     assert (progress.records, progress.rejected, progress.dropped) == (2, 1, 1)
 
 

@@ -204,7 +204,7 @@ def falls(records: Sequence[Row], key: int) -> bool:
         (deletes_without_an_order, "version"),
     ],
 )
-@settings(max_examples=max(4, settings().max_examples // 10))
+@settings(max_examples=max(2, settings().max_examples // 10))
 @given(records=RECORDS, cuts=CUTS)
 @example(records=BESIDE_A_LATER_LETTER, cuts=(5, 5))
 @example(records=EQUAL_AROUND_A_DELETE, cuts=(2, 4))
@@ -228,7 +228,7 @@ def without(keys: set[int], rows: dict[int, tuple[Any, Any]]) -> dict[int, tuple
 
 @pytest.mark.parametrize("partitions", [1, 4])
 @pytest.mark.parametrize("made", [upserts_in_any_order, deletes_in_their_order, deletes_without_an_order])
-@settings(max_examples=max(4, settings().max_examples // 10))
+@settings(max_examples=max(2, settings().max_examples // 10))
 @given(records=RECORDS, cuts=CUTS)
 @example(records=DELETED_BEFORE_A_LOWER_VALUE, cuts=(4, 4))
 @example(records=HIGHER_BEFORE_A_DELETE, cuts=(3, 3))

@@ -133,7 +133,7 @@ FIRST = {"id": 0, "part": "a", "version": None, "price": 1.0, "tags": ["x"], CHA
 KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": None, KEPT_COLUMNS: [4, 5]}]]
 
 
-@settings(max_examples=max(20, settings().max_examples // 4))
+@settings(max_examples=max(10, settings().max_examples // 4))
 @example(KEEPS_TWO_COLUMNS, "auto", False, "version", 1)
 @given(BATCHES, st.sampled_from(HOWS), st.booleans(), st.sampled_from(["version", None]), st.integers(1, 3))
 def test_the_table_has_what_a_dictionary_has(

@@ -154,7 +154,7 @@ def test_what_is_sent_again_is_stale_until_it_has_caught_up(log: list[Change], *
         assert captured([[*log, *again]] if together else [log, again])[0] == final
 
 
-@settings(max_examples=max(20, settings().max_examples // 4))
+@settings(max_examples=max(10, settings().max_examples // 4))
 @given(st.data())
 def test_whatever_is_sent_again_and_however_it_is_cut_the_row_is_that_of_the_newest_log(data: st.DataObject) -> None:
     """Several logs, one after the other: each event is sent in order, and any stretch of the present log again.

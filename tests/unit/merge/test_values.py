@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.types import DoubleType, IntegerType, ListType, LongType, MapType, NestedField, StringType, StructType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+    UUIDType,
+)
 
+from frazil.errors import SchemaIncompatible
+from frazil.merge.change_outcomes import are_values_equal
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
 
@@ -46,6 +70,70 @@ def test_a_null_list_or_map_of_structs_stays_null(tmp_path, how):
     ]
 
 
+PARTS = {
+    "text": (StringType(), "eu"),
+    "number": (IntegerType(), -7),
+    "day": (DateType(), date(3332, 12, 14)),
+    "moment": (TimestamptzType(), datetime(3332, 12, 14, 11, 33, 10, 965000, tzinfo=UTC)),
+    "price": (DecimalType(9, 2), Decimal("-5.00")),
+    "code": (UUIDType(), UUID(int=7)),
+    "flag": (BooleanType(), False),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_a_column_that_only_the_partition_has_keeps_its_value(tmp_path, how, name):
+    """See apache/iceberg-python#1401: other programs import files of Hive."""
+    kind, value = PARTS[name]
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "part", kind, required=True),
+        NestedField(3, "note", StringType(), required=False),
+    )
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), how=how), spec)
+    table.land([{"id": number, "part": value.bytes if name == "code" else value, "note": "old"} for number in range(9)])
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path, columns=["id", "note"]), file.path)
+    table.files = [dataclasses.replace(file, constants=((2, file.partition[0]),))]
+    part = table.stage([{"id": 0, "part": value.bytes if name == "code" else value, "note": "new"}])
+
+    table.merge(part)
+
+    found = sorted(table.rows(), key=lambda row: row["id"])
+    assert [row["note"] for row in found] == ["new", *["old"] * 8]
+    assert {row["part"] for row in found[: 1 if how == "merge-on-read" else 9]} == {value}
+
+
+def test_a_file_without_a_required_column_ends_the_merge_and_is_named(tmp_path):
+    fields = [NestedField(1, "id", LongType(), required=True), NestedField(2, "note", StringType(), required=True)]
+    table = MadeTable(tmp_path, Schema(*fields), MergeRules(("id",), how="copy-on-write"))
+    table.land([{"id": 0, "note": "old"}])
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path, columns=["id"]), file.path)
+    with pytest.raises(SchemaIncompatible, match=rf"{file.path} does not have the column note"):
+        table.merge(table.stage([{"id": 0, "note": "new"}]))
+
+
+def test_times_of_imported_files_stay(tmp_path):
+    """See apache/iceberg-rust#2299: in nanoseconds, Parquet's old type of a time wraps around in the year 2262."""
+    moments = [datetime(year, 12, 14, 11, 33, 10, 965000, tzinfo=UTC) for year in (1, 1970, 2026, 3332, 9999)]
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "at", TimestamptzType(), required=False),
+        NestedField(3, "note", StringType(), required=False),
+    )
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), how="copy-on-write"))
+    table.land([{"id": number, "at": at, "note": "old"} for number, at in enumerate(moments)])
+    (file,) = table.files
+    pq.write_table(pq.read_table(file.path), file.path, use_deprecated_int96_timestamps=True, store_schema=False)
+
+    table.merge(table.stage([{"id": 0, "at": moments[0], "note": "new"}]))
+
+    assert [row["at"] for row in sorted(table.rows(), key=lambda row: row["id"])] == moments
+
+
 def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
     parts = ListType(3, DoubleType(), element_required=False)
     schema = Schema(
@@ -62,3 +150,19 @@ def test_a_change_of_the_sign_of_zero_is_a_change(tmp_path):
     assert (counts.updated, counts.unchanged) == (2, 1)
     found = {row["key"]: (row["number"], row["parts"]) for row in made.rows()}
     assert (str(found[1]), str(found[2])) == ("(-0.0, [1.0])", "(1.0, [-0.0])")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 2}], True),
+        ([{"a": 1, "b": 2}], [{"a": 1, "b": 3}], False),
+        ([{"a": None, "b": 2}], [None], False),
+        ([None], [{"a": None, "b": 2}], False),
+        ([[1], []], [[1], []], True),
+        ([[1], []], [[1], None], False),
+    ],
+)
+def test_values_within_lists_are_compared_one_by_one(one, other, same):
+    kind = pa.infer_type([[*one, *other]])
+    assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]

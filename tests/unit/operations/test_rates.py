@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, StreamHistory, drop_unfinished
 from frazil.history.recorder import WRITE_INTERVAL_MS
-from frazil.operations.rates import Rate, Trend, add_arrivals, compute_rates, compute_trend, mean_rates
+from frazil.operations.rates import Rate, Trend, add_arrivals, compute_rates, compute_trend, daily_costs, mean_rates
 from frazil.operations.stream_view import HOURS, Period, downsample
+from frazil.status.cost import Prices, StreamCost
 
 BEGAN_MS = 1_800_000_000_000
 HOUR_MS = 60 * MINUTE_MS
@@ -108,3 +109,18 @@ def test_the_last_span_of_a_writer_that_ended_is_shown_when_no_part_of_it_can_be
     points = minutes(600, 1200)
     assert [len(drop_unfinished(points, now_ms)) for now_ms in (3 * MINUTE_MS - 1, 3 * MINUTE_MS)] == [1, 2]
     assert drop_unfinished([], 0) == []
+
+
+def test_the_batches_of_a_day_are_summed_and_priced():
+    measured = {"batches": 1, "files": 3, "bytes": 7, "cpu_ms": 1_800_000, "writes": 1_000, "reads": 0}
+    before = Point(BEGAN_MS - 24 * HOUR_MS, TEN_MINUTES_MS, batches=4, files=4, bytes=2)
+    points = [before, Point(BEGAN_MS, **measured), Point(BEGAN_MS + HOUR_MS, **measured)]
+    newest, oldest = daily_costs(points, Prices(cpu_hour=1, currency="EUR"))
+    assert (newest.day, newest.cost, newest.files, newest.price) == (
+        "2027-01-15",
+        StreamCost(2, 0, 3_600.0, 2_000, 0, 14),
+        6,
+        "EUR1.0100",
+    )
+    assert (oldest.day, oldest.cost.commits, oldest.cost.unmeasured) == ("2027-01-14", 4, 4)
+    assert daily_costs([], Prices()) == ()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from pyiceberg.exceptions import ForbiddenError
 
 from frazil.cli.main import frazil
-from frazil.errors import AccessDenied
+from frazil.errors import AccessDenied, MarkerUnreadable
 from frazil.maintenance.expiry import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.partitions.windows import Window
@@ -30,7 +30,7 @@ from frazil.signals.signal_table import TableSignals
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import RoutedStream, feeding, find_signal_name, view_from_table
+from frazil.spec.routed_stream import RoutedStream, feeding, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
 from tests.unit.signals.test_routed_feed import hour
@@ -193,6 +193,21 @@ def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_being_signall
     assert signalled(made) == {("shop.raw_app", "2023-11-14T23", 1, 1)}
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"format": 9, "group": "shop.raw_{value}"}'])
+def test_an_unreadable_cursor_keeps_only_the_tables_of_its_own_group_from_being_signalled(text: str) -> None:
+    made = begun("web")
+    made.run({"shop.raw_web": 1}, at_us=hour(1.5))
+    signalled(made)
+    catalog = load_catalog(None)
+    with catalog.load_table(signal_table.SIGNALS_TABLE).transaction() as change:
+        change.set_properties({"frazil.signals.shop.raw_app": text, "frazil.signals.shop.other": text})
+    with pytest.raises(MarkerUnreadable, match=r"shop\.raw_app"):
+        TableSignals.load(catalog, TEMPLATE).members()
+    for template in ("shop.others_{value}", "shop.raw_{value}_v1", "shop_b.raw_{value}"):
+        assert TableSignals.load(catalog, template).members() == []
+    assert [one.table for one in TableSignals.load(catalog, "shop.raw_web").members()] == ["shop.raw_web"]
+
+
 def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
     made = begun("web")
     made.run({"shop.raw_web": 1}, at_us=hour(1.5))
@@ -212,7 +227,7 @@ def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keep
     assert signalled(made) == {("shop.raw_app", "2023-11-14T23", 1, 1)}
     catalog = load_catalog(None)
     (view,) = feeding([made.spec], "shop.raw_web")
-    assert find_signal_name(view) == "shop.raw_web"
+    assert view.signal_name == "shop.raw_web"
     seen = assess_table(catalog, [view])
     assert seen is not None
     assert [s.partition for s in signal_windows(catalog, seen, clock_ms=1)] == ["2023-11-14T23"]

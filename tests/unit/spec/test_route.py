@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from frazil.errors import SpecError
 from frazil.spec.load import check_tables_are_unowned, find_stream, load_stream, load_streams
-from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, derive_name_part, extract_value
+from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, derive_name_part
+from frazil.spec.sinks import APPEND, Sinks
 
 Declare = Callable[..., Path]
 
@@ -157,7 +158,8 @@ def test_a_plain_value_is_a_name_as_it_is() -> None:
 @given(st.sampled_from(["a", "ab_c", "A", "a b", "a_0123456789ab", ""]))
 def test_a_plain_name_shows_its_value(value: str) -> None:
     route = Route(by="topic", template="shop.raw_{value}_v1")
-    shown = extract_value(route, route.derive_table_name(value))
+    sinks = Sinks("shop", "shop.main", "shop.dead", APPEND, (), route)
+    shown = sinks.extract_value(route.derive_table_name(value))
     assert shown == (value if derive_name_part(value) == value else None)
 
 

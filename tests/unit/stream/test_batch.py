@@ -202,7 +202,7 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
     runner = Swept(
         spec=SimpleNamespace(name="rides"),  # type: ignore[arg-type]
         kafka=nothing, kafka_properties={}, tables=tables, committer=committer, marker=stands_at(6),
-        emit=lambda _: None, run_folder=nothing, progress=nothing,
+        emit=lambda _: None, run_folder=nothing, progress=nothing, route=nothing,
     )  # fmt: skip
     with pytest.raises(ends_with):
         runner.run(nothing, nothing, tasks=1)
@@ -212,7 +212,8 @@ def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
     progress, key = ProgressFolder(str(tmp_path / "progress"), {}), BatchKey(3, 1)
     tables: Any = SimpleNamespace(main=SimpleNamespace(io_properties={}))
     rest: Any = None
-    runner = BatchRunner(rest, rest, {}, tables, rest, rest, lambda _: None, tmp_path, progress, wait=lambda _: None)
+    parts = (tables, rest, rest, lambda _: None, tmp_path, progress)
+    runner = BatchRunner(rest, rest, {}, *parts, wait=lambda _: None, route=rest)
     counts = []
 
     def staged(*_: Any, **__: Any) -> Any:

@@ -63,6 +63,12 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
     )
 
 
+def test_as_many_locations_as_are_named_are_all_of_them():
+    five = Rejects({"NotJson": 5}, tuple(Reject("t", p, 0, "NotJson", "x") for p in range(5)), ())
+    text = circuit_open_message("rides", "reason", five, before=None)
+    assert "First at t[0]@0, t[1]@0, t[2]@0, t[3]@0, t[4]@0. " in text
+
+
 def test_a_stream_may_declare_none():
     journals: Any = SimpleNamespace(records=lambda **_: iter(()))
 

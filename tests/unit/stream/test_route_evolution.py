@@ -116,7 +116,7 @@ class Shop:
             BinaryColumn.of(texts), BinaryColumn.nulls(count), index, np.arange(count), stamps, headers=headers
         )
         self.monkeypatch.setattr(stage_components, "create_kafka_reader", Reader(chunk))
-        return stage(self.context(), StageTask(0, RANGES), attempt=attempt, on_progress=lambda _: None)
+        return stage(self.context(), StageTask(0, RANGES), attempt=attempt)
 
     def evolve(self, result: StageResult) -> dict[str, list[str]]:
         found = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,20 @@ def test_what_others_do_to_the_columns_is_checked_before_each_batch(
         update.delete_column("n")
     with pytest.raises(SchemaIncompatible, match="column n was dropped"):
         check()
+
+
+def test_a_table_that_others_upgrade_is_refused_before_the_next_batch(
+    frazil_home: Path,  # noqa: ARG001 - it sets the environment
+) -> None:
+    """See apache/amoro#4375. PyIceberg refuses the commit, with an error that looks like one of the catalog."""
+    catalog = load_catalog(None)
+    main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
+    metadata = Path(main.metadata_location.removeprefix("file://"))
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"format-version": 3, "next-row-id": 0}))
+    upgraded = load_catalog(None).load_table(main.name())
+    tables = StreamTables.open("flights", {"main": upgraded, "dead-letters": dead}, clock_ms=lambda: 0)
+    with pytest.raises(SchemaIncompatible, match=r"demo\.flights has Iceberg format version 3"):
+        build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
 
 
 def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(

@@ -374,6 +374,14 @@ def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
     assert "after watermark.idle-timeout (5 min 0 s) without unread records it is left out" in reason
 
 
+def test_a_partition_whose_records_had_no_event_time_is_not_called_empty():
+    writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100, TP1: 1})
+    reason = commits_of_one_partition(writer, 4)[0].reason
+    assert "t-1 holds the watermark back" in reason
+    assert ": no records arrive, and it has no known event time" in reason
+    assert "is empty" not in reason
+
+
 def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_poll_of_kafka_on():
     writer = Writer(phase=Phase.TAKING_OVER, watermark_us=None, max_event_times_us={TP0: TIME_US})
     writer.passes(10 * INTERVAL)

@@ -223,9 +223,8 @@ class Writer:
         limits = StallLimits.for_stream(self.spec)
         self.reporter = Reporter(events, fingerprint="f", folder=self.folder, limits=limits)
         rest: Any = None
-        self.runner = BatchRunner(
-            self.spec, rest, {}, self.made.tables, self.made.begin(), rest, events.emit, self.folder, rest
-        )
+        parts = (self.made.tables, self.made.begin(), rest, events.emit, self.folder, rest)
+        self.runner = BatchRunner(self.spec, rest, {}, *parts, route=rest)
 
     def land(self, commits: int) -> None:
         for n in range(commits):

@@ -36,7 +36,7 @@ from frazil.spark_apps import AGGREGATE_DAILY
 from frazil.spec.last_valid import DeclaredFile, find_declared
 from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.routed_stream import find_signal_name, list_windowed_views, never_complete_message
+from frazil.spec.routed_stream import list_windowed_views, never_complete_message
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -134,7 +134,7 @@ def _read_aggregation(
         return replace(found, problem=str(error))
     if source.window is None:
         return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
-    if find_signal_name(source) != spec.source:
+    if source.signal_name != spec.source:
         what = f"the windows of {spec.source} are signalled together with those of other tables"
         declare = f"name it in route.complete of stream {source.name!r}"
         return replace(found, problem=f"{file.path}: source: {what}; {declare}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Self
@@ -23,6 +22,7 @@ from frazil.maintenance.routed import find_template_tables
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ MIN_TABLES_PER_RUN = 50
 """Minimum number of tables measured in each run."""
 MAX_LISTED_TABLES = 5
 """Maximum number of tables named in an alert."""
-MAX_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,7 @@ def measure_route_share(
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
         return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
 
-    with ThreadPoolExecutor(MAX_THREADS) as pool:
-        seen = dict(zip(share, pool.map(measure_table, share), strict=True))
+    seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
     for reading in (one for found in seen.values() for one in found or () if one.is_beyond):
         log.warning("%s", reading.sentence)
     known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
@@ -47,6 +46,7 @@ from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.lost import open_stream_catalog
 from frazil.table.made_tables import list_matching_names
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class WatchedSubject:
 
 
 def read_subjects(
-    subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False, *, at_once: int
+    subjects: Mapping[str, WatchedSubject], failed: FailedRuns, is_paused: IsPaused = lambda _: False
 ) -> dict[str, list[Reading] | str]:
     """Return the readings of each subject, or a sentence that says why there are no readings."""
     # A task may talk to Airflow from one thread only.
@@ -104,8 +104,7 @@ def read_subjects(
         except Exception as error:  # anything that a catalog or storage raises: the others are still read
             return f"{type(error).__name__}: {error}"
 
-    with ThreadPoolExecutor(at_once) as pool:
-        return dict(zip(subjects, pool.map(read, subjects), strict=True))
+    return dict(zip(subjects, run_in_parallel(read, [*subjects]), strict=True))
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
@@ -150,7 +149,7 @@ def subjects_of(
             windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
             found[f"route of {spec.name}" if is_group(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
-        if spec.route is not None and spec.route.template is not None:
+        if spec.sinks.template is not None:
             made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
             reads = [made, windows_of.read] if windows_of else [made]
             dags = windows_of.dags if windows_of else ()
@@ -203,9 +202,9 @@ def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> Wa
 
 def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals) -> TableSignals:
     """Return the signals of the existing table of a template that is furthest behind; for a table, its own."""
-    if not is_group(specs[0]) or specs[0].route is None:
+    if not is_group(specs[0]):
         return signals
-    existing = set(list_matching_names(catalog, specs[0].route))
+    existing = set(list_matching_names(catalog, specs[0].sinks))
     begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
     return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -40,13 +39,10 @@ from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)
 
-MAX_THREADS = 8
-"""Number of tables measured in parallel, so that one timeout is enough for several tables of an unresponsive
-catalog.
-"""
 ROUTED_TABLES_KEY = "made by routes"
 """The key in the store for findings about the tables that routes have created."""
 SUBJECTS_KEY = "tables"
@@ -79,12 +75,12 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
         log.warning("cannot watch the table of an invalid declaration: %s", problem)
     tables = {t.name: t for t in maintained_tables(found.spec for found in declared if found.spec is not None)}
     now_ms = clock.now_ms()
-    with ThreadPoolExecutor(MAX_THREADS) as pool:
-        found = dict(zip(tables, pool.map(partial(_measure, now_ms=now_ms), tables.values()), strict=True))
+    measured = run_in_parallel(partial(_measure, now_ms=now_ms), [*tables.values()])
+    found = dict(zip(tables, measured, strict=True))
     with _stored_first_days(again) as first_days, _stored_findings(store) as findings:
         kept = StoredState(first_days, findings, read_findings(store), read_last_audits(store))
         subjects = subjects_of(declared, aggregations, kept, now_ms=now_ms, expectations=expectations)
-        seen = read_subjects(subjects, failed, is_paused, at_once=MAX_THREADS)
+        seen = read_subjects(subjects, failed, is_paused)
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from airflow.models.asset import AssetEvent, AssetModel
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.xcom import XComModel
@@ -13,10 +15,15 @@ from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from sqlalchemy import func, select
 
+from frazil.airflow.assets import partition_asset, reopened_asset
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.maintenance.alert_rules import runbook_link
 from frazil.operations.overview import ActiveAlert
 from frazil.operations.page_actions import UnfinishedRun
+from frazil.operations.table_view import WindowRun
+
+MAX_WINDOW_RUNS = 5_000
+"""Maximum number of runs that are read for the windows of a table: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,28 @@ def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
             select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
         )
         return {dag_id: bool(is_paused) for dag_id, is_paused in rows}
+
+
+def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:
+    """Return the runs that events of a table's windows have started, by the event's partition key, oldest first.
+
+    `signals` is the name under which the windows are signalled. A roll-up's run belongs to each of its windows.
+    """
+    started = (
+        select(AssetEvent.partition_key, DagRun.dag_id, DagRun.run_id, DagRun.state)
+        .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+        .join(AssetEvent.created_dagruns)
+        .where(AssetModel.name.in_((partition_asset(signals).name, reopened_asset(signals).name)))
+        .where(AssetEvent.timestamp >= since, AssetEvent.partition_key.is_not(None))
+        .order_by(AssetEvent.id.desc(), DagRun.id.desc())
+        .limit(MAX_WINDOW_RUNS)
+    )
+    found: dict[str, list[WindowRun]] = {}
+    with create_session() as session:
+        for key, dag, run, state in reversed(session.execute(started).all()):
+            if (one := WindowRun(dag, run, str(state))) not in found.setdefault(key, []):
+                found[key].append(one)
+    return found
 
 
 def newest_run_id(dag_id: str) -> str | None:

@@ -30,10 +30,16 @@ from frazil.host.launcher import Observation
 from frazil.maintenance.tables import template_table
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.answers import Answer, PendingAnswer
-from frazil.operations.fetch import fetch_end_offsets, fetch_history, fetch_routed_names, fetch_writers
+from frazil.operations.fetch import (
+    fetch_daily_costs,
+    fetch_end_offsets,
+    fetch_history,
+    fetch_routed_names,
+    fetch_writers,
+)
 from frazil.operations.overview import RelatedState, build_line
 from frazil.operations.possible_actions import build_action_state, possible_actions
-from frazil.operations.rates import add_arrivals, compute_trend, mean_rates
+from frazil.operations.rates import DayCost, add_arrivals, compute_trend, mean_rates
 from frazil.operations.stream_view import (
     KAFKA,
     MAX_STREAM_EVENTS,
@@ -59,6 +65,8 @@ TOPIC_URL_VARIABLE = "FRAZIL_TOPIC_URL"
 """Environment variable with the URL of a topic viewer; {topic} in it stands for the topic's name."""
 ROUTED_CACHE_S = 15.0
 """Seconds for which the list of a route's tables is cached. Short, because a table may be created at any time."""
+COSTS_CACHE_S = 120.0
+"""Seconds for which the costs of the last days are cached. Long, because they need the whole recorded history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +107,7 @@ class PendingReads:
     dags: PendingAnswer[dict[str, bool]]
     run: PendingAnswer[str | None]
     routed: PendingAnswer[dict[str, str]] | None
+    costs: PendingAnswer[tuple[DayCost, ...]]
 
     @classmethod
     def begin(cls, spec: StreamSpec, wish: ViewOptions, shown: Period) -> Self:
@@ -113,7 +122,8 @@ class PendingReads:
             writers=ask("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=ask("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=ask("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
-            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.route else None,
+            routed=ask(group, ("routed", *key), tables, keep_s=ROUTED_CACHE_S) if spec.sinks.can_follow else None,
+            costs=ask(group, ("costs", *key), partial(fetch_daily_costs, spec), keep_s=COSTS_CACHE_S),
         )
 
 
@@ -122,11 +132,14 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
     requests = PendingReads.begin(spec, wish, shown)
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
+    costs = _gather(requests.costs)
     dags = _gather(requests.dags).value
     found, around = history.value or TableHistory(), _related_state(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
-    unreadable_parts = views.unreadable_parts({KAFKA: ends, "The table": history, "The run folder": runs})
+    unreadable_parts = views.unreadable_parts(
+        {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
+    )
     is_back = answer.value is not None and answer.value.rolled_back
     partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
     line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
@@ -148,7 +161,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         audited=_last_audit(name=spec.name),
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
-        routes=spec.route is not None or (answer.value is not None and answer.value.routed),
+        routes=spec.sinks.can_follow or (answer.value is not None and answer.value.routed),
         routed=(
             _routed_tables(spec, _gather(requests.routed).value, answer.value, wish.tables, line.level)
             if requests.routed
@@ -165,6 +178,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, wish: ViewOptions, *, may
         points=points,
         rates=add_arrivals(mean_rates(points, recorded), points),
         trend=compute_trend(recorded, line.lag, now_ms=clock.now_ms()),
+        days=costs.value or (),
         happened=tuple(
             reversed([one for one in found.past.happened if shown.contains(one.at_ms)][-MAX_STREAM_EVENTS:])
         ),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 
 from frazil import clock
 from frazil.airflow.dag_ids import MAINTENANCE_DAG, partitions_dag_id, partitions_dag_of
-from frazil.airflow.page.airflow_database import read_last_measurement, read_pauses
+from frazil.airflow.page.airflow_database import read_last_measurement, read_pauses, read_window_runs
 from frazil.airflow.page.views import (
     CACHE_S,
     RESPONSE_TIMEOUT_S,
@@ -23,10 +24,11 @@ from frazil.airflow.page.views import (
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
 from frazil.operations.answers import Answer
-from frazil.operations.calendar import Calendar, merge_calendars
+from frazil.operations.calendar import SHOWN_PERIODS, Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import ActiveAlert
-from frazil.operations.table_view import TableView, route_problems, table_health
+from frazil.operations.table_view import TableView, WindowRun, route_problems, table_health
+from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
 from frazil.spec.units import format_duration
@@ -65,15 +67,17 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
     shape = kept.ask(group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = kept.ask(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
-    routes = [ask_status(spec) for spec in found.streams if spec.route is not None]
+    routes = [ask_status(spec) for spec in found.streams if spec.sinks.can_follow]
     measured = kept.ask("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
     windows_dag = partitions_dag_of(specs[0]) if specs else partitions_dag_id(found.identifier)
     known = partial(read_pauses, (windows_dag, MAINTENANCE_DAG))
     dags = kept.ask("Airflow", ("dags", name), known, keep_s=CACHE_S)
+    runs = kept.ask("Airflow", ("runs", name), partial(_fetch_runs, specs[0]), keep_s=CACHE_S) if calendar else None
     (answer,) = kept.gather([shape], within_s=RESPONSE_TIMEOUT_S)
     complete: Answer[Calendar | None] = kept.gather([windows], within_s=0.3)[0] if windows else Answer()
     (alerts,) = kept.gather([measured], within_s=0.2)
     (paused,) = kept.gather([dags], within_s=0.2)
+    started = kept.gather([runs], within_s=0.2)[0].value if runs else None
     standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
     amiss = route_problems(found.identifier, (one.value for one in kept.gather(routes, within_s=0.2) if one.value))
     files, partitions = answer.value or (None, None)
@@ -93,10 +97,27 @@ def build_table_view(name: str, sees: SelectVisible, may_act: Callable[[str], bo
         alerts=standing,
         amiss=amiss,
         dags=paused.value,
+        runs=None if started is None else _visible_runs(started, sees),
         pending=answer.pending or (windows is not None and complete.pending),
         may_act=may_act(MAINTENANCE_DAG),
         problems=tuple(dict.fromkeys(unreadable_parts({"The table": answer, "Its windows": complete}).values())),
     )
+
+
+def _fetch_runs(spec: StreamSpec) -> dict[str, list[WindowRun]]:
+    """Read the runs that windows of a table have started since the begin of the calendar, by the window's key."""
+    signals, since = spec.signal_name, datetime.now(UTC) - SHOWN_PERIODS[Grain(spec.window or "")]
+    found = read_window_runs(signals, since=since)
+    if signals == spec.table.identifier:
+        return found
+    suffix = f"|{spec.table.identifier}"
+    return {key.removesuffix(suffix): runs for key, runs in found.items() if key.endswith(suffix)}
+
+
+def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], sees: SelectVisible) -> dict[str, list[WindowRun]]:
+    """Return the runs whose DAGs the user may read."""
+    may = set(sees({run.dag: run.dag for some in runs.values() for run in some}))
+    return {key: [run for run in some if run.dag in may] for key, some in runs.items()}
 
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:

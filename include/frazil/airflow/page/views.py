@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,7 +13,7 @@ from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream, declared_streams
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import Measurement, read_last_measurement, read_pauses
-from frazil.home import home
+from frazil.home import home, streams_folder
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, AnswerCache, PendingAnswer
 from frazil.operations.fetch import (
@@ -67,11 +66,6 @@ SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 def answer_cache() -> AnswerCache:
     """Return the cache of this API server process."""
     return AnswerCache(around=keep_catalogs)
-
-
-def streams_folder() -> Path:
-    """Return the folder of declared streams, which the DAG files use, too."""
-    return Path(os.environ.get("FRAZIL_STREAMS") or Path("include") / "streams").absolute()
 
 
 def cached_declarations() -> Answer[list[DeclaredStream]]:

@@ -12,7 +12,6 @@ window never completes, and fails the task immediately.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -22,11 +21,10 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.partitions.polling_trigger import Payload, PollingTrigger
+from frazil.home import streams_folder
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-DEFAULT_STREAMS = "include/streams"
 
 
 class PartitionCompleteSensor(BaseSensorOperator):
@@ -42,7 +40,7 @@ class PartitionCompleteSensor(BaseSensorOperator):
     def __init__(self, *, table: str, partition: str, streams: str | Path | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table, self.partition = table, partition
-        self.streams = str(Path(streams or os.environ.get("FRAZIL_STREAMS") or DEFAULT_STREAMS).absolute())
+        self.streams = str(Path(streams or streams_folder()).absolute())
 
     def execute(self, context: Context) -> Any:
         """Return the facts about the window if it is complete; otherwise defer."""

@@ -29,7 +29,7 @@ export function draw(view, state, page) {
     partitions(view),
     routed(view, state, page),
     h("div", { class: "columns" }, runs(view), rejected(view), changes(view)),
-    h("div", { class: "columns" }, events(view), facts(view), airflowLinks(view)),
+    h("div", { class: "columns" }, events(view), days(view), facts(view), airflowLinks(view)),
   ];
 }
 
@@ -179,6 +179,23 @@ function changes(view) {
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Records"), h("th", { scope: "col", class: "n" }, "Last batch"), h("th", { scope: "col", class: "n" }, "Last day"), h("td", {}))),
       h("tbody", {}, found.map((name) => h("tr", {}, h("th", { scope: "row" }, RESULTS[name]), h("td", { class: "n" }, count(view.last_changes[name])), h("td", { class: "n" }, count(view.changes[name] || 0)), h("td", {}, bar((view.changes[name] || 0) / most))))),
     ),
+  );
+}
+
+const SHOWN_DAYS = 7;
+
+/** What the stream wrote on each day, and what it cost. */
+function days(view) {
+  if (!view.days.length) return null;
+  const today = new Date(view.at_ms).toISOString().slice(0, 10);
+  const row = ({ day, cost, files, price }) => [day === today ? `${day} so far` : day, ...(cost.unmeasured === cost.commits ? [UNKNOWN, UNKNOWN, UNKNOWN] : [price, `${cost.cpu_s.toFixed(cost.cpu_s < 10 ? 1 : 0)} s`, short(cost.writes + cost.reads)]), count(cost.commits), count(files), bytes(cost.written_bytes)];
+  const names = ["Price", "CPU", "Requests", "Commits", "Files", "Written"];
+  return h(
+    "section",
+    { class: "card days" },
+    h("h2", {}, "Cost by day (UTC)"),
+    h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Cost by day", "data-key": "days" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), names.map((name) => h("th", { scope: "col", class: "n" }, name)))), h("tbody", {}, view.days.slice(0, SHOWN_DAYS).map(row).map(([day, ...cells]) => h("tr", {}, h("th", { scope: "row" }, day), cells.map((cell) => h("td", { class: "n" }, cell))))))),
+    h("p", { class: "soft" }, "The writer's CPU, its requests to object storage, and their price. Not the storage itself, Kafka, Airflow and maintenance: ", h("code", {}, `frazil cost ${view.line.stream}`), "."),
   );
 }
 

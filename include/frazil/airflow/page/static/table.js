@@ -19,7 +19,7 @@ export function draw(view, state, page) {
     h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
     actions(offeredActions(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
     needsList([...view.amiss, ...view.alerts, ...view.problems], view.level),
-    view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
+    view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view, page), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
   ];
 }
 
@@ -98,7 +98,7 @@ const SIGNS = { reopened: "↻", released: "✓", held: "!", open: "" };
 const MARKS = { compacted: "compacted", backfilled: "being backfilled" };
 const DAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 
-export function windows(view) {
+export function windows(view, page) {
   const { calendar } = view;
   if (!calendar) return null;
   const hourly = calendar.grain === "hour";
@@ -134,11 +134,23 @@ export function windows(view) {
         "table",
         { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), cell === chosen)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), cell === chosen, page)))))),
       ),
     ),
     said,
+    chosen && startedRuns(view, chosen),
   );
+}
+
+const RUN_SHAPES = { success: 4, failed: 0 };
+
+/** The runs of DAGs that the chosen window's events started, with their states. */
+function startedRuns(view, cell) {
+  if (!view.runs || cell.state === "open") return null;
+  const runs = view.runs[cell.key] || [];
+  if (!runs.length) return h("p", { class: "soft" }, `No DAG run was started by ${times(cell.key)}.`);
+  const link = (run) => h("a", { ...linkTo(`/dags/${encodeURIComponent(run.dag)}/runs/${encodeURIComponent(run.run)}`), "data-key": `run-${run.dag}-${run.run}` }, run.dag);
+  return [h("h3", { class: "spaced" }, `DAG runs that ${times(cell.key)} started`), h("ul", { class: "runs started" }, runs.map((run) => h("li", {}, shape(RUN_SHAPES[run.state] ?? 2), h("div", {}, link(run), ` ${run.state}`))))];
 }
 
 function spread(cells, place, width) {
@@ -163,13 +175,13 @@ function wordsOf(cell) {
 }
 
 /** A cell of the calendar. A click puts the window into the page's URL. */
-function calendarCell(cell, said, address, chosen) {
+function calendarCell(cell, said, address, chosen, page) {
   const text = wordsOf(cell);
   const show = () => replace(said, document.createTextNode(text));
   const choose = () => {
     history.replaceState(null, "", address);
     dispatchEvent(new Event("addresschange"));
-    show();
+    page.draw();
   };
   return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}${chosen ? " chosen" : ""} ${marksOf(cell).join(" ")}`, title: text, role: "img", "aria-label": text, onpointerenter: show, onclick: choose }, SIGNS[cell.state] || "");
 }

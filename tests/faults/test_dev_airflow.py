@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,13 +38,9 @@ hello()
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAirflow]:
-    folder = tmp_path_factory.mktemp("airflow")
-    (folder / "dags").mkdir()
-    (folder / "dags" / "hello.py").write_text(HELLO)
-    checkout = Path(__file__).parents[2]
-    with EmbeddedAirflow(folder / "home", checkout, dags=folder / "dags") as running:
-        yield running
+def airflow(shared_airflow: EmbeddedAirflow) -> EmbeddedAirflow:
+    (shared_airflow.home.parent / "dags" / "hello.py").write_text(HELLO)
+    return shared_airflow
 
 
 def finished(client: AirflowClient, run_id: str) -> dict[str, Any]:

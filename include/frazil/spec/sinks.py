@@ -1,0 +1,117 @@
+"""The tables that a stream writes to, and what a commit does with the records staged for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from frazil.spec.route import VALUE, Route, derive_name_part, value_property
+
+if TYPE_CHECKING:
+    from frazil.spec.model import StreamSpec
+
+
+RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
+"""How records that are read again are merged: not at all, by `order-by`, in order of arrival, or by dropping them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """What a commit does with staged records."""
+
+    noun: str
+    """What a staged record is."""
+    repeats: RepeatHandling
+    merges: bool = True
+    """Whether a commit compares staged records with the table's rows."""
+    replaces_rows: bool = False
+    """Whether a record may change or delete rows, so that not every committed record is a row."""
+    drops_repeats: bool = False
+
+
+APPEND = Mode("row", "no", merges=False)
+UPSERT = Mode("change", "by arrival", replaces_rows=True)
+DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Sinks:
+    """The tables of a stream by role: one decides, one is fenced, and the tables of a route follow (ADR 26)."""
+
+    stream: str
+    decides: str
+    """The default table. Its commit decides a batch."""
+    fenced: str
+    """The dead-letter table. It is committed first; the default table's epoch fences it."""
+    mode: Mode
+    key: tuple[str, ...]
+    """The columns in which the mode compares rows."""
+    route: Route | None
+    named: Collection[str] = ()
+    """The tables that the route names, each once."""
+
+    @classmethod
+    def of(cls, spec: StreamSpec, *, decides: str) -> Sinks:
+        mode = DEDUPLICATE if spec.dedupe else UPSERT if spec.mode == "upsert" else APPEND
+        fenced = spec.dead_letters.table or f"{decides}_dead_letters"
+        key = spec.dedupe.key if spec.dedupe else spec.key
+        named = dict.fromkeys(spec.route.tables.values() if spec.route else ())
+        return cls(spec.name, decides, fenced, mode, key, spec.route, named)
+
+    @property
+    def can_follow(self) -> bool:
+        """Whether the stream has a route, so that tables may follow the default table."""
+        return self.route is not None
+
+    @property
+    def by_value(self) -> Mapping[str, str]:
+        """The tables that the route names, by routing value."""
+        return self.route.tables if self.route else {}
+
+    @property
+    def template(self) -> str | None:
+        """The template of further tables that follow."""
+        return self.route.template if self.route else None
+
+    @property
+    def field(self) -> str | None:
+        """The column whose value chooses the table; None if no column does."""
+        return self.route.name if self.route and self.route.by == "field" else None
+
+    def matches_template(self, identifier: str) -> bool:
+        """Return whether a table's name matches the template. Only the table's properties show whether the template
+        created it.
+        """
+        before, found, after = (self.template or "").partition(VALUE)
+        longer = len(identifier) > len(before) + len(after)
+        return bool(found) and longer and identifier.startswith(before) and identifier.endswith(after)
+
+    def may_include(self, identifier: str) -> bool:
+        """Return whether the table is one of the stream's by its name alone."""
+        return identifier in {self.decides, self.fenced, *self.named} or self.matches_template(identifier)
+
+    def includes(self, identifier: str, value: str | None) -> bool:
+        """Return whether the route names the table, or would create it for this routing value."""
+        if self.route is None or value in self.route.tables:
+            return identifier in self.named
+        return identifier in self.named or (value is not None and self.route.makes(value, identifier))
+
+    def find_value(self, identifier: str, properties: Mapping[str, str]) -> str | None:
+        """Return the routing value for which the template created a table; None if the template did not create it."""
+        value = properties.get(value_property(self.stream))
+        if value is None or self.route is None or self.route.template is None:
+            return None
+        return value if self.route.derive_table_name(value) == identifier else None
+
+    def owns(self, identifier: str, properties: Mapping[str, str]) -> bool:
+        """Return whether a table follows: the route names it, or its template created it."""
+        return identifier in self.named or self.find_value(identifier, properties) is not None
+
+    def extract_value(self, identifier: str) -> str | None:
+        """Return the routing value of a template's table; None if the table's name does not contain it unchanged."""
+        if not self.matches_template(identifier):
+            return None
+        before, _, after = (self.template or "").partition(VALUE)
+        value = identifier[len(before) : len(identifier) - len(after)]
+        return value if derive_name_part(value) == value else None
