@@ -24,6 +24,7 @@ from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.stage_context import change_rules, key_columns
+from tests.made_registry import made_registry
 from tests.unit.ingest.test_transform import context_of
 
 COLUMNS = {"user": {"type": "long", "required": True, "from": {"key": "id"}}, "n": "int"}
@@ -140,6 +141,22 @@ def test_an_avro_key_with_its_own_schema_is_read(tmp_path: Path, schema: Any, co
     columns = {"user": "long", "n": "int"} if column else COLUMNS
     spec = stream(columns, {"key": declared}, tmp_path)
     found = shaped(spec, [(avro(schema, key), {"n": 1}), (b"\xff" * 12, {"n": 2})])
+    assert rows(found) == {0: {"user": 7, "n": 1}}
+    assert errors(found)[1].startswith("the record's key: ")
+
+
+@pytest.mark.parametrize(("schema", "key"), [(KEY, {"id": 7}), ("long", 7)])
+def test_avro_keys_are_read_with_the_registry_of_values(schema: Any, key: Any) -> None:
+    value = {"type": "record", "name": "V", "fields": [{"name": "n", "type": "int"}]}
+    with made_registry() as registry:
+        for schema_id, of in ((1, schema), (2, value)):
+            registry.answers[f"/schemas/ids/{schema_id}"] = [(200, {"schema": json.dumps(of)})]
+        source: dict[str, Any] = {"format": {"type": "avro", "registry": {"url": registry.url}}}
+        if schema == "long":
+            source["key"] = {"column": "user", "format": "value"}
+        spec = stream({"user": "long", "n": "int"} if schema == "long" else COLUMNS, source)
+        sent = b"\0\0\0\0\2" + avro(value, {"n": 1})
+        found = shaped(spec, [(b"\0\0\0\0\1" + avro(schema, key), sent), (b"plain", sent)])
     assert rows(found) == {0: {"user": 7, "n": 1}}
     assert errors(found)[1].startswith("the record's key: ")
 
